@@ -1,0 +1,55 @@
+# Two commands for a fresh machine: `make demo` and `make test`. Each does all its own set-up.
+SHELL := /bin/bash
+PYTHON ?= python3
+CORES ?= $(shell $(PYTHON) -c 'import os; print(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count())')
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+REPORT := results/digits/study/report
+
+.DEFAULT_GOAL := help
+.PHONY: help install demo full test test-slow lint schema clean
+
+help: ## Show this help
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
+
+install: $(STAMP) ## Create .venv and install the pinned packages
+
+$(STAMP): pyproject.toml envs/cpu.txt envs/dev.txt
+	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info[:2] >= (3, 11) else "Python 3.11 or newer is needed: make PYTHON=python3.11")'
+	@echo "Installing into $(VENV) (about 5.5 GB, once)"
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r envs/cpu.txt -r envs/dev.txt
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
+	@touch $@
+
+# The lock file is the jobs' standard input, so every job of a run holds the lock: after a SIGKILL the next `make demo`
+# waits for jobs that are still writing, and only then unlocks Snakemake's folder and goes on.
+define run-experiment
+	@touch .demo.lock
+	@( $(BIN)/python -m dpmixmin.lock && $(BIN)/snakemake --unlock --quiet --configfile $(1) && \
+	   $(BIN)/snakemake --cores $(CORES) --rerun-incomplete --quiet reason host rules --configfile $(1) -- all ) < .demo.lock
+endef
+
+demo: install ## Run the default experiment on real data and show what it found
+	$(call run-experiment,config/config.yaml)
+	@echo && cat $(REPORT)/summary.txt
+
+full: install ## Run the whole grid of the demo, with the twice-the-steps check (about an hour)
+	$(call run-experiment,config/examples/digits_full.yaml)
+	@echo && cat results/digits_full/study/report/summary.txt
+
+test: install lint ## Pass the tests
+	$(BIN)/python -m pytest
+
+lint: install ## Check style and the workflow's form
+	$(BIN)/ruff check src tests
+	$(BIN)/ruff format --check src tests
+	$(BIN)/snakefmt --check --quiet Snakefile workflow
+	$(BIN)/snakemake --lint --quiet
+
+schema: install ## Rewrite config/schema.json after a change of config.py
+	$(BIN)/python -m dpmixmin schema > config/schema.json
+
+clean: ## Delete results and logs (never the ledger: the budget that was spent stays spent)
+	rm -rf results logs .snakemake .demo.lock

@@ -1,0 +1,88 @@
+"""Command line: ``python -m dpmixmin STAGE [--config FILE] [options]``.
+
+Each stage can be run by hand; Snakemake runs the same commands. A user's mistake is one line and exit status 1.
+Anything else that fails in a stage that reads sensitive records is shown by its kind and place only: its text could
+hold a value. The whole traceback then goes to ``private/logs/``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import os
+import sys
+import traceback
+from pathlib import Path
+
+from dpmixmin.errors import UserError
+
+STAGES = {
+    "fetch": "get the data that the config names, or say where it must be",
+    "sources": "prepare the public tables",
+    "records": "prepare the sensitive table (private)",
+    "split": "assign units to parts (private)",
+    "proxy": "train the joint proxy on public data",
+    "predict": "predict sensitive records with the proxy (private)",
+    "tune_mixture": "choose the mixture's settings on public stand-ins",
+    "tune_finetune": "choose a method's fine-tuning settings on public stand-ins",
+    "mix": "learn mixture weights (mechanism 1)",
+    "pretrain": "pretrain on the weighted public mixture",
+    "finetune": "fine-tune privately (mechanism 2)",
+    "evaluate": "measure on the test part (study)",
+    "report": "tables, figures and the page (study)",
+    "schema": "print the config's JSON schema",
+}
+PRIVATE_STAGES = {"records", "split", "predict", "mix", "finetune", "evaluate"}
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run one stage; return the exit status."""
+    arguments = sys.argv[1:] if arguments is None else arguments
+    parser = argparse.ArgumentParser(prog="dpmixmin", description=__doc__.split("\n\n")[0])
+    commands = parser.add_subparsers(dest="stage", required=True, metavar="STAGE")
+    modules = {}
+    for name, text in STAGES.items():
+        command = commands.add_parser(name, help=text, description=text)
+        command.add_argument(
+            "--config",
+            default=os.environ.get("DPMIXMIN_CONFIG", "config/config.yaml"),
+            help="config file (default: $DPMIXMIN_CONFIG, else config/config.yaml)",
+        )
+        # Only the stage that runs is imported: most need no torch.
+        if arguments and arguments[0] == name:
+            modules[name] = importlib.import_module(f"dpmixmin.stages.{name}")
+            modules[name].add_arguments(command)
+    parsed = parser.parse_args(arguments)
+    os.umask(0o077 if parsed.stage in PRIVATE_STAGES else 0o022)
+    from dpmixmin.config import load
+
+    experiment = "?"
+    try:
+        config = load(parsed.config)
+        experiment = config.experiment
+        modules[parsed.stage].run(config, parsed)
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    except Exception as error:
+        if parsed.stage not in PRIVATE_STAGES:
+            raise
+        _report_privately(error, parsed.stage, experiment)
+        return 1
+    return 0
+
+
+def _report_privately(error: Exception, stage: str, experiment: str) -> None:
+    """Show an unexpected error without its text; keep the traceback in ``private/``."""
+    from dpmixmin.artifacts import write_bytes
+    from dpmixmin.paths import Paths
+
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if "dpmixmin" in frame.filename]
+    place = f"{Path(frames[-1].filename).name}:{frames[-1].lineno}" if frames else "unknown place"
+    log = f"{Paths(experiment).base}/private/logs/{stage}.traceback"
+    write_bytes(log, "".join(traceback.format_exception(error)).encode())
+    print(f"internal error in {stage}: {type(error).__name__} at {place}; traceback (private): {log}", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

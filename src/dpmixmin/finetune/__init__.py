@@ -1,0 +1,1 @@
+"""Private fine-tuning mechanisms."""

@@ -1,0 +1,87 @@
+"""The MixMin objective for binary tasks and its gradient in closed form (notes/methods.md 0.1 and 0.2).
+
+With source probabilities p_i(x, y) = f_i(x) if y = 1 else 1 - f_i(x), the loss of weights lambda is
+``-ln(p . lambda)`` and the gradient of one record is ``-p / (p . lambda)``. Nothing is materialised by autograd.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+
+def source_probabilities(predictions: np.ndarray, labels: np.ndarray) -> np.ndarray:
+    """Return the probability each source's proxy gives to the true label.
+
+    Args:
+        predictions: f_i(x) in [0, 1], shape (n, k).
+        labels: 1 or 0, shape (n,); NaN where a record has no label.
+
+    Returns:
+        float64 of shape (n, k); a row with any NaN or infinity is all NaN (it will contribute zero).
+    """
+    f = predictions.astype(np.float64)
+    y = labels.astype(np.float64)[:, None]
+    p = np.where(y == 1, f, 1 - f)
+    bad = ~np.isfinite(f).all(axis=1) | ~np.isfinite(labels) | (p < 0).any(axis=1)
+    p[bad] = np.nan
+    return p
+
+
+def mean_loss(p: np.ndarray, weights: np.ndarray) -> float:
+    """Return the mean of ``-ln(p . lambda)`` over rows that have a value (non-private)."""
+    values = p @ weights
+    return float(-np.log(np.clip(values[np.isfinite(values)], 1e-300, None)).mean())
+
+
+@dataclass(frozen=True)
+class UnitGradients:
+    """Clipped gradients of the objective, one vector per unit.
+
+    Args (constructor):
+        p: source probabilities, shape (n, k), from :func:`source_probabilities`.
+        centred: subtract each row's mean over sources. Entropic descent does not see that direction, and without it
+            the norm of most records falls by an order of magnitude, so the same clip needs less noise.
+        units: number of units and each row's unit index, or None when every row is its own unit.
+    """
+
+    p: np.ndarray
+    norms: np.ndarray
+    directions: np.ndarray
+    units: tuple[int, np.ndarray] | None
+
+    @classmethod
+    def of(cls, p: np.ndarray, *, centred: bool, units: tuple[int, np.ndarray] | None = None) -> UnitGradients:
+        """Prepare a table once; each step is then two passes over it."""
+        directions = p - p.mean(axis=1, keepdims=True) if centred else p
+        if units is not None and units[0] == len(p):
+            # Rows are in the order of their units already (Records.sorted), one each.
+            units = None
+        return cls(p, np.linalg.norm(directions, axis=1), directions, units)
+
+    @property
+    def count(self) -> int:
+        """Number of units (private)."""
+        return len(self.p) if self.units is None else self.units[0]
+
+    def clipped(self, weights: np.ndarray, clip: float) -> np.ndarray:
+        """Return each unit's gradient at ``weights``, clipped to ``clip``: float64 of shape (units, k).
+
+        A record's factor is min(1 / (p . lambda), C / |p|), finite even at p . lambda = 0. For units of several
+        records, the mean of the records' gradients is clipped (the paper's G_ULS, Algorithm 2).
+        """
+        inner = self.p @ weights
+        with np.errstate(divide="ignore", invalid="ignore"):
+            inverse = np.where(inner > 0, 1 / inner, np.inf)
+            if self.units is None:
+                factor = np.minimum(inverse, clip / self.norms)
+                factor = np.where(self.norms == 0, 0.0, factor)
+                return -self.directions * factor[:, None]
+            gradients = -self.directions * np.minimum(inverse, 1e12)[:, None]
+        count, index = self.units
+        total = np.zeros((count, self.p.shape[1]))
+        np.add.at(total, index, np.where(np.isfinite(gradients).all(axis=1, keepdims=True), gradients, 0.0))
+        means = total / np.bincount(index, minlength=count)[:, None]
+        norms = np.linalg.norm(means, axis=1, keepdims=True)
+        return means * np.minimum(1.0, clip / np.maximum(norms, 1e-300))

@@ -1,0 +1,122 @@
+"""Every path of a run, in one place: the rules and the stages both import this module.
+
+The first folder below ``results/{experiment}/`` is the artefact's privacy label (a *room*):
+``public``, ``private``, ``released`` or ``study``. Below it, Hive-style ``key=value`` folders name the cell.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+PUBLIC, PRIVATE, RELEASED, STUDY = "public", "private", "released", "study"
+ROOMS = (PUBLIC, PRIVATE, RELEASED, STUDY)
+
+ROOT = Path(__file__).resolve().parents[2]
+"""The checkout: the folder that holds the Snakefile."""
+
+
+def slug(value: float) -> str:
+    """Write a number so that it can stand in a path: ``0.5 -> 0p5``, ``1.0 -> 1``, ``1e-05 -> 1e-05``."""
+    return f"{value:g}".replace(".", "p")
+
+
+def unslug(text: str) -> float:
+    """Invert :func:`slug`."""
+    return float(text.replace("p", "."))
+
+
+def room_of(path: str | os.PathLike) -> str | None:
+    """Return the privacy label of a path, or None for files outside ``results/``.
+
+    The label is the first folder named like a room after a ``results`` folder.
+    """
+    parts = Path(path).parts
+    if "results" not in parts:
+        return None
+    after = parts[len(parts) - 1 - parts[::-1].index("results") :]
+    return next((part for part in after[1:] if part in ROOMS), None)
+
+
+class Paths:
+    """Path templates of one experiment, relative to the working directory.
+
+    Every method returns a ``str`` because Snakemake compares paths as text.
+    """
+
+    def __init__(self, experiment: str, root: str = "results"):
+        self.base = f"{root}/{experiment}"
+
+    # -- public: computed from public data alone -------------------------------------------------------
+    def fetched(self) -> str:
+        """Record of which raw files are used and their hashes."""
+        return f"{self.base}/public/data/fetched.json"
+
+    def source(self, name: str) -> str:
+        """Folder of a prepared public table (``sources`` or ``standins``)."""
+        return f"{self.base}/public/sources/{name}"
+
+    def proxy(self) -> str:
+        """Folder of the joint multi-label proxy."""
+        return f"{self.base}/public/proxies/joint"
+
+    def settings(self, name: str) -> str:
+        """Folder of settings chosen on public stand-ins (``mixture``, ``finetune/method=…``)."""
+        return f"{self.base}/public/settings/{name}"
+
+    def finetune_settings(self, method: str) -> str:
+        """Folder of the fine-tuning settings of one method."""
+        return self.settings(f"finetune/method={method}")
+
+    # -- private: raw functions of sensitive records ---------------------------------------------------
+    def records(self) -> str:
+        """Folder of the sensitive record table."""
+        return f"{self.base}/private/records"
+
+    def split(self, seed: int) -> str:
+        """Folder of one partition of the units."""
+        return f"{self.base}/private/splits/seed={seed}"
+
+    def predictions(self, seed: int) -> str:
+        """Folder of the n-by-k prediction table of one partition."""
+        return f"{self.base}/private/predictions/seed={seed}"
+
+    # -- cells -----------------------------------------------------------------------------------------
+    def cell(
+        self,
+        room: str,
+        stage: str,
+        *,
+        task: str = "",
+        method: str = "",
+        mechanism: str = "",
+        eps: float | None = None,
+        seed: int | None = None,
+    ) -> str:
+        """Folder of one cell; empty coordinates are left out of the path."""
+        folder = {"mixture": "mixtures", "pretrained": "pretrained", "finetuned": "finetuned"}[stage]
+        parts = [f"{self.base}/{room}/{folder}"]
+        parts += [f"task={task}"] if task else []
+        parts += [f"method={method}"] if method else []
+        parts += [f"mechanism={mechanism}"] if mechanism else []
+        parts += [f"eps={slug(eps)}"] if eps is not None else []
+        parts += [f"seed={seed}"] if seed is not None else []
+        return "/".join(parts)
+
+    # -- study -----------------------------------------------------------------------------------------
+    def metrics(self, task: str) -> str:
+        """Folder of the non-releasable measurements of one task."""
+        return f"{self.base}/study/metrics/task={task}"
+
+    def report(self) -> str:
+        """Folder of tables, figures and the page."""
+        return f"{self.base}/study/report"
+
+    # -- bookkeeping -----------------------------------------------------------------------------------
+    def log(self, rule: str) -> str:
+        """Public progress log of one rule."""
+        return f"{self.base}/logs/{rule}.log"
+
+    def config(self, digest: str) -> str:
+        """Resolved config of a run, named by its content."""
+        return f"{self.base}/public/config/{digest}.json"

@@ -1,0 +1,1 @@
+"""Public training: the proxies and the mixture-weighted pretraining."""

@@ -1,0 +1,1 @@
+"""Proxy models of the public sources, and their predictions."""

@@ -1,0 +1,34 @@
+"""The joint multi-label proxy: one network, one output per public source (papers/dp-mixmin, section 4.2)."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import nn
+
+from dpmixmin.config import Config
+from dpmixmin.data.records import Records
+from dpmixmin.models import networks
+from dpmixmin.pretrain.train import train_public
+
+
+def axis_labels(records: Records, config: Config) -> np.ndarray:
+    """Return the 0/1 labels of all axes, float32 of shape (n, k), in the config's order."""
+    return np.stack([records.label(rule) for rule in config.axes.values()], axis=1)
+
+
+def train_proxy(sources: Records, config: Config) -> tuple[nn.Module, list[float]]:
+    """Train the proxy on the public sources; return it with its loss curve."""
+    model = build_proxy(sources.features.shape[1], config)
+    losses = train_public(model, sources.features, axis_labels(sources, config), config.proxy, config.proxy.seed)
+    return model, losses
+
+
+def build_proxy(width: int, config: Config) -> nn.Module:
+    """Build an untrained proxy for records of ``width`` features."""
+    return networks.build(config.inputs, width, config.proxy, len(config.axes), config.proxy.seed)
+
+
+def source_predictions(model: nn.Module, features: np.ndarray) -> np.ndarray:
+    """Return f_i(x), float32 of shape (n, k), in [0, 1]."""
+    return torch.sigmoid(networks.predict(model, torch.from_numpy(features))).numpy()

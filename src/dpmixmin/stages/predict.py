@@ -1,0 +1,64 @@
+"""Predict the sensitive training records with the proxy: the n-by-k table.
+
+Reads: the proxy, the sensitive table, the splits. Writes: ``private/predictions/seed=…/predictions.parquet`` (unit,
+record, part, labels, one column per source). It is a function of each record, so it is raw private data (rule 19) and
+stays private. Only the mixing and finetune parts are predicted.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pyarrow as pa
+import torch
+
+from dpmixmin import artifacts, provenance
+from dpmixmin.config import Config
+from dpmixmin.data.records import Records, strings
+from dpmixmin.models.networks import load_state
+from dpmixmin.paths import Paths
+from dpmixmin.privacy.ledger import Derive, Ledger
+from dpmixmin.proxies.joint import build_proxy, source_predictions
+
+
+def add_arguments(parser) -> None:
+    """Add the stage's options."""
+    parser.add_argument("--seeds", type=int, nargs="+", help="partitions to predict (default: all of the config)")
+
+
+def run(config: Config, args) -> None:
+    """Write one prediction table per seed."""
+    torch.set_num_threads(config.threads)
+    paths = Paths(config.experiment)
+    proxy_parent = artifacts.parent(paths.proxy())
+    with open(f"{paths.proxy()}/model.safetensors", "rb") as handle:
+        weights = handle.read()
+    with Ledger.of(config).open(("mixing", "finetune"), Derive()) as access:
+        table = access.table(paths.records(), "records")
+        records = Records.from_arrow(table)
+        model = load_state(build_proxy(records.features.shape[1], config), weights)
+        for seed in args.seeds or config.seeds:
+            split = access.table(paths.split(seed), "split")
+            keep = np.isin(records.record, strings(split["record"]))
+            part_of = dict(zip(split["record"].to_pylist(), split["part"].to_pylist(), strict=True))
+            rows = table.filter(pa.array(keep))
+            predictions = source_predictions(model, records.features[keep])
+            columns = {name: pa.array(predictions[:, i]) for i, name in enumerate(config.axes)}
+            out = pa.table(
+                {
+                    "unit": rows["unit"],
+                    "record": rows["record"],
+                    "part": pa.array([part_of[record] for record in rows["record"].to_pylist()], pa.string()),
+                    "labels": rows["labels"],
+                    **{f"source_{name}": column for name, column in columns.items()},
+                }
+            )
+            manifest = artifacts.manifest(
+                "predict",
+                config=config.subtree("predict"),
+                code=provenance.code_digest("predict"),
+                parents=[proxy_parent, access.parent(paths.records()), access.parent(paths.split(seed))],
+                seed=seed,
+                private=True,
+            )
+            files = {"predictions.parquet": artifacts.parquet_bytes(out)}
+            artifacts.publish(paths.predictions(seed), files, manifest)

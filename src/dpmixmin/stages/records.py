@@ -1,0 +1,38 @@
+"""Prepare the sensitive record table.
+
+Reads: the sensitive source, through the ledger. Writes: ``private/records/records.parquet``. Spends nothing: the
+output stays private, and each of its rows is a function of one source row and public constants.
+"""
+
+from __future__ import annotations
+
+import hashlib
+
+from dpmixmin import artifacts, provenance
+from dpmixmin.config import Config
+from dpmixmin.data import loaders
+from dpmixmin.paths import Paths
+from dpmixmin.privacy.ledger import PARTS, Derive, Ledger
+
+
+def add_arguments(parser) -> None:
+    """Nothing to add."""
+
+
+def run(config: Config, args) -> None:
+    """Load the sensitive table and write it in the fixed schema."""
+    # Study mode derives the key of the ids from public constants, so that a run is reproducible.
+    key = hashlib.sha256(f"dpmixmin record ids {config.private.name}".encode()).digest()
+    with Ledger.of(config).open(PARTS, Derive()):
+        records = loaders.load_private(config.private, config.inputs, key)
+        for rule in config.tasks.values():
+            records.label(rule)
+        manifest = artifacts.manifest(
+            "records",
+            config=config.subtree("records"),
+            code=provenance.code_digest("records"),
+            parents=[],
+            private=True,
+        )
+        files = {"records.parquet": artifacts.parquet_bytes(records.to_arrow())}
+        artifacts.publish(Paths(config.experiment).records(), files, manifest)

@@ -1,0 +1,149 @@
+"""Choose one method's fine-tuning settings on public stand-ins.
+
+The method is played through on stand-in tasks at ``tune.epsilon`` and the run's nominal sizes: mixture, pretraining,
+then DP-SGD for each candidate; "do not fine-tune" is one of the candidates. Every method gets the same candidates.
+
+Reads: the proxy, the public tables, the mixture's settings. Writes: ``public/settings/finetune/method=…/
+{settings.json,curve.parquet}``. Touches nothing private; its noise is on public data, so it is seeded.
+"""
+
+from __future__ import annotations
+
+import copy
+
+import numpy as np
+import pyarrow as pa
+import torch
+
+from dpmixmin import artifacts, provenance
+from dpmixmin.cells import train_parts
+from dpmixmin.config import METHODS, Config, FinetuneSettings, MixtureSettings
+from dpmixmin.data.fetch import say
+from dpmixmin.data.records import Records
+from dpmixmin.finetune.dp_sgd import ClippedSum, fine_tune
+from dpmixmin.metrics import auc
+from dpmixmin.mixing.learners import learn_nonprivate, learn_private, uniform
+from dpmixmin.mixing.objective import UnitGradients, source_probabilities
+from dpmixmin.models import networks
+from dpmixmin.paths import Paths
+from dpmixmin.pretrain.train import soft_targets, train_public
+from dpmixmin.privacy.noise import InsecureNoise
+from dpmixmin.proxies.joint import axis_labels, build_proxy, source_predictions
+from dpmixmin.specs import finetune_spec, mixture_spec
+from dpmixmin.tuning.standins import StandIn, balanced_candidates, stand_ins
+
+COLUMNS = {"method": pa.string(), "learning_rate": pa.float64(), "steps": pa.int64(), "batch": pa.int64(),
+           "clip": pa.float64(), "standin_task": pa.string(), "auc": pa.float64()}  # fmt: skip
+
+
+def add_arguments(parser) -> None:
+    """Add the stage's options."""
+    parser.add_argument("--method", choices=METHODS, required=True, help="method to tune")
+
+
+def run(config: Config, args) -> None:
+    """Try every candidate on every stand-in task and write the choice with its curve."""
+    torch.set_num_threads(config.threads)
+    paths = Paths(config.experiment)
+    rows: list[dict] = []
+    choice: dict | None
+    if config.finetune.settings is not None:
+        choice, chosen_by, parents = config.finetune.settings.model_dump(), "user_declared", []
+    else:
+        chosen_by = "public_standin"
+        folders = [paths.source("sources"), paths.source("standins"), paths.proxy(), paths.settings("mixture")]
+        parents = [artifacts.parent(folder) for folder in folders]
+        rows = _try_all(config, paths, args.method)
+        choice = _best(rows)
+        say(f"{args.method}: " + ("do not fine-tune" if choice is None else str(choice)))
+    settings = {
+        "chosen_by": chosen_by,
+        "method": args.method,
+        "choice": choice,
+        "epsilon": config.tune.epsilon,
+        "note": "choice null means: do not fine-tune; release the pretrained model",
+    }
+    curve = pa.Table.from_pylist(rows, schema=pa.schema(COLUMNS))
+    manifest = artifacts.manifest(
+        "tune_finetune",
+        config=config.subtree("tune_finetune"),
+        code=provenance.code_digest("tune_finetune"),
+        parents=parents,
+        cell={"method": args.method},
+        seed=config.tune.seed,
+    )
+    files = {"settings.json": artifacts.json_bytes(settings), "curve.parquet": artifacts.parquet_bytes(curve)}
+    artifacts.publish(paths.finetune_settings(args.method), files, manifest)
+
+
+def _try_all(config: Config, paths: Paths, method: str) -> list[dict]:
+    sources, records = (
+        Records.from_arrow(artifacts.read_table(f"{paths.source(name)}/records.parquet"))
+        for name in ("sources", "standins")
+    )
+    axes = axis_labels(records, config)
+    with open(f"{paths.proxy()}/model.safetensors", "rb") as handle:
+        proxy = networks.load_state(build_proxy(records.features.shape[1], config), handle.read())
+    predictions = source_predictions(proxy, records.features)
+    grid = config.tune.finetune
+    keys = {key: getattr(grid, key) for key in ("learning_rate", "steps", "batch", "clip")}
+    candidates = balanced_candidates(keys, grid.budget, config.tune.seed)
+    parts = train_parts(method)
+    rows = []
+    for number, task in enumerate(stand_ins(records, axes, config, grid.tasks)):
+        weights = _weights(config, paths, method, task, predictions, number)
+        model = networks.build(config.inputs, records.features.shape[1], config.pretrain, 1, config.pretrain.seed)
+        if weights is not None:
+            targets = soft_targets(axis_labels(sources, config), weights)
+            train_public(model, sources.features, targets, config.pretrain, config.pretrain.seed)
+        train = np.concatenate([getattr(task, part) for part in parts])
+        rows.append(_row(method, None, task, model))
+        say(f"  {method}, stand-in {task.name}: {rows[-1]['auc']:.3f} before fine-tuning")
+        for index, candidate in enumerate(candidates):
+            trial = copy.deepcopy(model)
+            unit_index = np.arange(len(train))
+            sums = ClippedSum(
+                trial, records.features[train], task.labels[train], unit_index, len(train),
+                config.finetune.physical_batch,
+            )  # fmt: skip
+            spec = finetune_spec(config, FinetuneSettings(**candidate), config.tune.epsilon, parts)
+            noise = InsecureNoise(config.tune.seed, f"stand-in {number} {method} {index}")
+            fine_tune(sums, spec, candidate["learning_rate"], noise)
+            rows.append(_row(method, candidate, task, trial))
+    return rows
+
+
+def _weights(
+    config: Config, paths: Paths, method: str, task: StandIn, predictions: np.ndarray, number: int
+) -> np.ndarray | None:
+    """Return the weights that a method finds for a stand-in task, or None for ``none``."""
+    if method == "none":
+        return None
+    if method == "uniform":
+        return uniform(len(config.axes)).weights
+    p = source_probabilities(predictions, task.labels)
+    if method == "mixmin":
+        return learn_nonprivate(p[np.concatenate([task.mixing, task.finetune])]).weights
+    settings = MixtureSettings(**artifacts.read_json(f"{paths.settings('mixture')}/settings.json")["choice"])
+    centred = config.mixture.learner == "centred"
+    gradients = UnitGradients.of(p[task.mixing], centred=centred)
+    spec = mixture_spec(config, settings, config.tune.epsilon)
+    noise = InsecureNoise(config.tune.seed, f"stand-in {number} mixture")
+    return learn_private(gradients, spec, settings.learning_rate, noise, average=centred).weights
+
+
+def _row(method: str, candidate: dict | None, task: StandIn, model: torch.nn.Module) -> dict:
+    logits = networks.predict(model, torch.from_numpy(task.records.features[task.test]))[:, 0].numpy()
+    empty = dict.fromkeys(("learning_rate", "steps", "batch", "clip"))
+    return {"method": method, **(candidate or empty), "standin_task": task.name,
+            "auc": auc(task.labels[task.test], logits)}  # fmt: skip
+
+
+def _best(rows: list[dict]) -> dict | None:
+    """Return the candidate with the largest mean AUC; None is "do not fine-tune"."""
+    scores: dict[tuple, list[float]] = {}
+    keys = ("learning_rate", "steps", "batch", "clip")
+    for row in rows:
+        scores.setdefault(tuple(row[key] for key in keys), []).append(row["auc"])
+    best = max(scores, key=lambda candidate: float(np.mean(scores[candidate])))
+    return None if best[0] is None else dict(zip(keys, best, strict=True))

@@ -1,0 +1,94 @@
+"""Choose the mixture learner's clip, steps and step size on public stand-ins.
+
+Reads: the proxy, ``public/sources/standins``. Writes: ``public/settings/mixture/{settings.json,curve.parquet}``.
+Touches nothing private: the noise of the trial runs is on public data, so it is seeded and reproducible.
+"""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pyarrow as pa
+import torch
+
+from dpmixmin import artifacts, provenance
+from dpmixmin.config import Config, MixtureSettings
+from dpmixmin.data.fetch import say
+from dpmixmin.data.records import Records
+from dpmixmin.mixing.learners import learn_nonprivate, learn_private
+from dpmixmin.mixing.objective import UnitGradients, mean_loss, source_probabilities
+from dpmixmin.models.networks import load_state
+from dpmixmin.paths import Paths
+from dpmixmin.privacy.noise import InsecureNoise
+from dpmixmin.proxies.joint import axis_labels, build_proxy, source_predictions
+from dpmixmin.specs import mixture_spec
+from dpmixmin.tuning.standins import stand_ins
+
+COLUMNS = {"clip": pa.float64(), "steps": pa.int64(), "learning_rate": pa.float64(), "standin_task": pa.string(),
+           "repeat": pa.int64(), "excess_loss": pa.float64()}  # fmt: skip
+
+
+def add_arguments(parser) -> None:
+    """Nothing to add."""
+
+
+def run(config: Config, args) -> None:
+    """Try every candidate on every stand-in task and write the choice with its curve."""
+    torch.set_num_threads(config.threads)
+    paths = Paths(config.experiment)
+    rows: list[dict] = []
+    if config.mixture.settings is not None:
+        choice, chosen_by, parents = config.mixture.settings, "user_declared", []
+    else:
+        chosen_by = "public_standin"
+        parents = [artifacts.parent(paths.proxy()), artifacts.parent(paths.source("standins"))]
+        rows = _try_all(config, paths)
+        choice = _best(rows)
+        say(f"mixture settings: clip {choice.clip:g}, {choice.steps} steps, step size {choice.learning_rate:g}")
+    settings = {"chosen_by": chosen_by, "choice": choice.model_dump(), "epsilon": config.tune.epsilon}
+    curve = pa.Table.from_pylist(rows, schema=pa.schema(COLUMNS))
+    manifest = artifacts.manifest(
+        "tune_mixture",
+        config=config.subtree("tune_mixture"),
+        code=provenance.code_digest("tune_mixture"),
+        parents=parents,
+        seed=config.tune.seed,
+    )
+    files = {"settings.json": artifacts.json_bytes(settings), "curve.parquet": artifacts.parquet_bytes(curve)}
+    artifacts.publish(paths.settings("mixture"), files, manifest)
+
+
+def _try_all(config: Config, paths: Paths) -> list[dict]:
+    records = Records.from_arrow(artifacts.read_table(f"{paths.source('standins')}/records.parquet"))
+    axes = axis_labels(records, config)
+    with open(f"{paths.proxy()}/model.safetensors", "rb") as handle:
+        proxy = load_state(build_proxy(records.features.shape[1], config), handle.read())
+    predictions = source_predictions(proxy, records.features)
+    grid = config.tune.mixture
+    rows = []
+    for number, task in enumerate(stand_ins(records, axes, config, grid.tasks)):
+        p = source_probabilities(predictions, task.labels)
+        gradients = UnitGradients.of(p[task.mixing], centred=config.mixture.learner == "centred")
+        best = mean_loss(p[task.test], learn_nonprivate(p[task.test]).weights)
+        for clip, steps, rate in itertools.product(grid.clip, grid.steps, grid.learning_rate):
+            spec = mixture_spec(
+                config, MixtureSettings(clip=clip, steps=steps, learning_rate=rate), config.tune.epsilon
+            )
+            for repeat in range(grid.repeats):
+                noise = InsecureNoise(config.tune.seed, f"stand-in {number} {clip} {steps} {rate} {repeat}")
+                average = config.mixture.learner == "centred"
+                weights = learn_private(gradients, spec, rate, noise, average=average).weights
+                excess = mean_loss(p[task.test], weights) - best
+                rows.append({"clip": clip, "steps": steps, "learning_rate": rate, "standin_task": task.name,
+                             "repeat": repeat, "excess_loss": excess})  # fmt: skip
+    return rows
+
+
+def _best(rows: list[dict]) -> MixtureSettings:
+    """Return the candidate with the smallest mean excess loss."""
+    scores: dict[tuple, list[float]] = {}
+    for row in rows:
+        scores.setdefault((row["clip"], row["steps"], row["learning_rate"]), []).append(row["excess_loss"])
+    clip, steps, rate = min(scores, key=lambda candidate: float(np.mean(scores[candidate])))
+    return MixtureSettings(clip=clip, steps=steps, learning_rate=rate)

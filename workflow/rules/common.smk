@@ -1,0 +1,118 @@
+"""Helpers of the rules: the validated config, the groups of cells that share a job, code inputs. No rules here.
+
+A group is all cells of one (stage, task, method): they run in one process, because starting Python and torch costs
+more than a cell. Each has its own rule with a static list of outputs, so asking for one cell runs its group; cells
+that the ledger has committed are only copied.
+"""
+
+import os
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(workflow.basedir) / "src"))
+
+from dpmixmin import cells, provenance
+from dpmixmin.artifacts import canonical, digest, write_json
+from dpmixmin.config import validate
+from dpmixmin.errors import UserError
+from dpmixmin.paths import Paths
+
+try:
+    CONFIG = validate(dict(config), " ".join(map(str, workflow.configfiles)) or "config")
+except UserError as error:
+    sys.exit(f"error: {error}")
+
+PATHS = Paths(CONFIG.experiment)
+CELLS = cells.cells_of(CONFIG)
+RESOLVED = PATHS.config(digest(CONFIG.dump())[:12])
+TARGETS = {}
+
+if CONFIG.privacy.delta >= 1 / CONFIG.private.nominal_units:
+    print(
+        f"warning: privacy.delta {CONFIG.privacy.delta:g} is not below 1/nominal_units: a mechanism that publishes "
+        "one record in full could meet it; choose a smaller delta",
+        file=sys.stderr,
+    )
+
+# What only this user may see: sensitive tables, and Snakemake's own records of the jobs that read them.
+for folder in (".snakemake", f"{PATHS.base}/private"):
+    os.makedirs(folder, mode=0o700, exist_ok=True)
+    os.chmod(folder, 0o700)
+
+# The stages read the merged and validated config, under a name that says its content.
+if not os.path.exists(RESOLVED):
+    write_json(RESOLVED, CONFIG.dump())
+
+# Jobs use the Python that runs Snakemake, and this checkout's code, wherever they run.
+shell.prefix(
+    f"export PATH={Path(sys.executable).parent}:$PATH PYTHONPATH={Path(workflow.basedir) / 'src'} "
+    f"DPMIXMIN_CONFIG={RESOLVED} OMP_NUM_THREADS={CONFIG.threads}; "
+)
+
+
+def code_of(stage):
+    """Return the source files of a stage: inputs of its rule, so that an edit reruns it and nothing else."""
+    return [os.path.relpath(path) for path in provenance.code_of(stage)]
+
+
+def subtree(stage, task=""):
+    """Return the config that a stage depends on, as one parameter: a change elsewhere does not rerun it."""
+    return canonical(CONFIG.subtree(stage, task))
+
+
+def groups(stage):
+    """Return the groups of one stage: (task, method) to cells."""
+    found = {}
+    for cell in cells.select(CELLS, stage=stage):
+        found.setdefault((cell.task, cell.method), []).append(cell)
+    return found
+
+
+def group_name(stage, task, method):
+    """Return a readable name such as mix_odd_dp_mixmin."""
+    return "_".join(part for part in (stage, task, method) if part)
+
+
+def files_of(folders, *names):
+    """Return these files of these folders; every artefact also has a manifest."""
+    return [f"{folder}/{name}" for folder in folders for name in (*names, "manifest.json")]
+
+
+def folders_of(chosen):
+    """Return the folders of cells."""
+    return [cell.folder(PATHS) for cell in chosen]
+
+
+def seeds_of(chosen):
+    """Return the seeds of cells, each once."""
+    return sorted({cell.seed for cell in chosen})
+
+
+def task_option(task):
+    """Return the stage's option for a task, or nothing where the cells serve every task."""
+    return f"--task {task}" if task else ""
+
+
+def mixtures_behind(chosen):
+    """Return the mixture cells behind models, each once."""
+    found = [cells.mixture_cell(CONFIG, c.task, c.method, c.epsilon, c.seed) for c in chosen]
+    return list(dict.fromkeys(cell for cell in found if cell is not None))
+
+
+def pretrained_behind(chosen):
+    """Return the pretrained models behind fine-tuned ones, each once."""
+    return list(dict.fromkeys(cells.pretrained_cell(CONFIG, c.task, c.method, c.epsilon, c.seed) for c in chosen))
+
+
+def models_of(task):
+    """Return every cell that a task's evaluation reads."""
+    return [cell for cell in CELLS if cell.task in ("", task)]
+
+
+WEIGHTS = ("weights.json", "trajectory.parquet", "privacy.json")
+PRETRAINED = ("model.safetensors", "loss.parquet", "privacy.json")
+FINETUNED = ("model.safetensors", "privacy.json")
+SETTINGS = ("settings.json", "curve.parquet")
+FILES = {"mixture": WEIGHTS, "pretrained": PRETRAINED, "finetuned": FINETUNED}
+TUNED_MIXTURE = CONFIG.mixture.settings is None
+TUNED_FINETUNE = CONFIG.finetune.settings is None

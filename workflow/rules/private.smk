@@ -1,0 +1,69 @@
+"""The sensitive dataset: its record table, its partitions, its predictions.
+
+Inputs: the sensitive source (opened through the ledger), the public proxy. Outputs: `private/records`,
+`private/splits`, `private/predictions`. Reads sensitive records; spends nothing, because nothing leaves `private/`.
+"""
+
+SEEDS = list(CONFIG.seeds)
+TARGETS["splits"] = files_of([PATHS.split(seed) for seed in SEEDS], "split.parquet")
+TARGETS["predictions"] = files_of([PATHS.predictions(seed) for seed in SEEDS], "predictions.parquet")
+
+
+rule prepare_records:
+    input:
+        PATHS.fetched(),
+        code=code_of("records"),
+    output:
+        files_of([PATHS.records()], "records.parquet"),
+    log:
+        PATHS.log("prepare_records"),
+    retries: 0
+    conda:
+        "../../envs/cpu.yaml"
+    params:
+        settings=subtree("records"),
+    message:
+        "Preparing the sensitive table (stays in private/)."
+    shell:
+        "python -m dpmixmin records 2>&1 | tee {log}"
+
+
+rule assign_parts:
+    input:
+        f"{PATHS.records()}/records.parquet",
+        code=code_of("split"),
+    output:
+        TARGETS["splits"],
+    log:
+        PATHS.log("assign_parts"),
+    retries: 0
+    conda:
+        "../../envs/cpu.yaml"
+    params:
+        settings=subtree("split"),
+    message:
+        "Assigning every unit to a part by a keyed hash, once per seed (stays in private/)."
+    shell:
+        "python -m dpmixmin split 2>&1 | tee {log}"
+
+
+rule predict:
+    input:
+        f"{PATHS.records()}/records.parquet",
+        [f"{PATHS.split(seed)}/split.parquet" for seed in SEEDS],
+        f"{PATHS.proxy()}/model.safetensors",
+        code=code_of("predict"),
+    output:
+        TARGETS["predictions"],
+    log:
+        PATHS.log("predict"),
+    retries: 0
+    conda:
+        "../../envs/cpu.yaml"
+    threads: CONFIG.threads
+    params:
+        settings=subtree("predict"),
+    message:
+        "Predicting sensitive training records with the public proxy (stays in private/)."
+    shell:
+        "python -m dpmixmin predict 2>&1 | tee {log}"
