@@ -28,7 +28,7 @@ $(STAMP): pyproject.toml envs/cpu.txt envs/dev.txt
 define run-experiment
 	@touch .demo.lock
 	@( $(BIN)/python -m dpmixmin.lock && $(BIN)/snakemake --unlock --quiet --configfile $(1) && \
-	   $(BIN)/snakemake --cores $(CORES) --rerun-incomplete --quiet reason host rules --configfile $(1) -- all ) < .demo.lock
+	   $(BIN)/snakemake --cores $(CORES) --rerun-incomplete --quiet reason host progress --configfile $(1) -- all ) < .demo.lock
 endef
 
 demo: install ## Run the default experiment on real data and show what it found

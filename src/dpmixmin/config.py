@@ -423,7 +423,8 @@ _FIXES = {
 
 def explain(error: ValidationError) -> str:
     """Turn the first problem of a validation error into one line: key, value, fix."""
-    first = error.errors()[0]
+    # A misspelt key is often missing under its right name too: the misspelling is the better news.
+    first = min(error.errors(), key=lambda one: one["type"] != "extra_forbidden")
     # A discriminator's choice ("idx", "parquet") is part of pydantic's location but not of the user's keys.
     kinds = {"idx", "parquet"}
     location = tuple(step for step in first["loc"] if step not in kinds)
@@ -436,14 +437,17 @@ def explain(error: ValidationError) -> str:
         return f"{key}: unknown key; {fix}"
     if kind == "missing":
         return f"{key}: missing; add it ({_help_of(location)})"
+    if kind in ("union_tag_invalid", "union_tag_not_found"):
+        return f"{key}.kind: {json.dumps((value or {}).get('kind'))} is not valid; write idx or parquet"
+    if kind == "string_pattern_mismatch":
+        return f"{key}: {json.dumps(value)} is not valid; use letters, digits and _, starting with a letter"
     if kind == "value_error":
         where = f"{key}: " if location else ""
         return where + first["msg"].removeprefix("Value error, ")
     shown = json.dumps(value, default=str)
     shown = shown if len(shown) <= 60 else shown[:57] + "..."
     message = first["msg"][0].lower() + first["msg"][1:]
-    fix = _FIXES.get(kind, "")
-    return f"{key}: {shown} is not valid: {message}" + (f"; {fix}" if fix else "")
+    return f"{key}: {shown} is not valid: {message}; {_FIXES.get(kind) or _help_of(location)}"
 
 
 def _help_of(location: tuple) -> str:

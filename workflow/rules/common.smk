@@ -18,7 +18,7 @@ from dpmixmin.errors import UserError
 from dpmixmin.paths import Paths
 
 try:
-    CONFIG = validate(dict(config), " ".join(map(str, workflow.configfiles)) or "config")
+    CONFIG = validate(dict(config), " ".join(os.path.relpath(path) for path in workflow.configfiles) or "config")
 except UserError as error:
     sys.exit(f"error: {error}")
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import io
 import math
+import textwrap
 from collections.abc import Sequence
 
 from dpmixmin.report.tables import AFTER, BEFORE, NAMES, Measurements, Settings, Stat, View, relative_gain, view
@@ -86,7 +87,7 @@ def figure_auc(measured: Measurements):
     trained = [method for method in measured.methods if method != "none"]
     before, after = view(measured, BEFORE, trained), view(measured, AFTER, measured.methods)
     for axis, title, shown in ((axes[0, 0], "Before fine-tuning", before), (axes[0, 1], "After fine-tuning", after)):
-        axis.set_title(f"{title}\n{shown.describe()}" + _left_out(shown))
+        axis.set_title("\n".join([title, *_lines_of(shown.describe()), *_left_out(shown)]))
         if shown.stats:
             _lines(axis, shown)
         else:
@@ -99,8 +100,14 @@ def figure_auc(measured: Measurements):
     return figure
 
 
-def _left_out(shown: View) -> str:
-    return f"\nnot shown (no full row): {', '.join(NAMES[m] for m in shown.left_out)}" if shown.left_out else ""
+def _lines_of(text: str) -> list[str]:
+    """Break a panel's title."""
+    return textwrap.wrap(text, 52)
+
+
+def _left_out(shown: View) -> list[str]:
+    names = ", ".join(NAMES[method] for method in shown.left_out)
+    return _lines_of(f"not shown, lacks an ε: {names}") if names else []
 
 
 def _lines(axis, shown: View) -> None:
@@ -201,36 +208,41 @@ def _rotation(labels: Sequence[str]) -> int:
 
 def figure_weights(measured: Measurements):
     """Mixture weights of every task: non-private, private at the smallest epsilon, and uniform as a line."""
-    epsilon, axes_of_data = measured.epsilons[0], list(measured.config.axes)
-    columns = 1 if len(axes_of_data) > 16 else 2
-    columns = min(columns, len(measured.tasks))
-    rows = math.ceil(len(measured.tasks) / columns)
-    figure, panels = _new(WIDTH, 0.6 + 2.1 * rows, rows, columns, sharey=True)
-    methods = [m for m in ("mixmin", "dp_mixmin") if m in measured.methods]
-    width = 0.8 / max(1, len(methods))
-    for panel in panels.flat[len(measured.tasks) :]:
+    epsilon, names = measured.epsilons[0], list(measured.config.axes)
+
+    def weights(task: str, method: str) -> dict[int, Stat]:
+        found = (measured.scores("mixture", task, method, epsilon, f"weight_{name}") for name in names)
+        return {i: Stat.of(scores.values()) for i, scores in enumerate(found) if scores}
+
+    methods = [method for method in ("mixmin", "dp_mixmin") if any(weights(t, method) for t in measured.tasks)]
+    tasks = [task for task in measured.tasks if any(weights(task, method) for method in methods)]
+    columns = 1 if len(names) > 16 or len(tasks) < 2 else 2
+    rows = max(1, math.ceil(len(tasks) / columns))
+    figure, panels = _new(WIDTH, 1.1 + 1.7 * rows, rows, columns, sharey=True)
+    if not tasks:
+        _say(panels.flat[0], "no mixtures were measured")
+        return figure
+    width = 0.8 / len(methods)
+    for panel in panels.flat[len(tasks) :]:
         panel.set_axis_off()
-    for panel, task in zip(panels.flat, measured.tasks, strict=False):
+    for number, (panel, task) in enumerate(zip(panels.flat, tasks, strict=False)):
         panel.set_title(task)
-        for number, method in enumerate(methods):
-            scores = [measured.scores("mixture", task, method, epsilon, f"weight_{a}") for a in axes_of_data]
-            places = [i + width * (number - (len(methods) - 1) / 2) for i, found in enumerate(scores) if found]
+        for place, method in enumerate(methods):
+            found = weights(task, method)
+            places = [i + width * (place - (len(methods) - 1) / 2) for i in found]
             label = NAMES[method] + (f", ε = {epsilon:g}" if method == "dp_mixmin" else "")
-            _bars(panel, places, [Stat.of(s.values()) for s in scores if s], 0.9 * width, method, label)
-        uniform = [measured.scores("mixture", task, "uniform", epsilon, f"weight_{a}") for a in axes_of_data]
-        if any(uniform):
-            level = Stat.of(value for found in uniform for value in found.values()).mean
+            _bars(panel, places, list(found.values()), 0.9 * width, method, label)
+        if uniform := weights(task, "uniform"):
+            level = sum(stat.mean for stat in uniform.values()) / len(uniform)
             panel.axhline(level, color=COLOURS["uniform"], linewidth=1.4, label=NAMES["uniform"])
-        long = sum(map(len, axes_of_data)) > 60 / columns
-        panel.set_xticks(range(len(axes_of_data)), axes_of_data, rotation=90 if long else 0, fontsize=8)
+        lowest = number + columns >= len(tasks)
+        turned = 90 if sum(map(len, names)) > 60 / columns else 0
+        panel.set_xticks(range(len(names)), names if lowest else [""] * len(names), rotation=turned, fontsize=8)
     for panel in panels[:, 0]:
         panel.set_ylabel("weight")
     panels.flat[0].set_ylim(bottom=0)  # shared, so after every panel is drawn
     handles, labels = panels.flat[0].get_legend_handles_labels()
-    if labels:
-        figure.legend(handles, labels, loc="outside lower center", ncols=len(labels))
-    else:
-        _say(panels.flat[0], "no mixtures were measured")
+    figure.legend(handles, labels, loc="outside lower center", ncols=len(labels))
     return figure
 
 
@@ -239,25 +251,22 @@ def figure_weights(measured: Measurements):
 
 def figure_tuning(settings: dict[str, Settings]):
     """Stand-in AUC of every fine-tuning candidate against its learning rate, one panel a method."""
-    methods = [method for method in NAMES if method in settings]
+    methods = [method for method in NAMES if method in settings and len(settings[method].curve)]
     columns = min(2, max(1, len(methods)))
     rows = max(1, math.ceil(len(methods) / columns))
-    figure, panels = _new(WIDTH, 0.9 + 2.4 * rows, rows, columns)
+    figure, panels = _new(WIDTH, 0.9 + 2.4 * rows if methods else 1.5, rows, columns)
     if "mixture" in settings:
         figure.suptitle(describe_mixture(settings["mixture"]), fontsize=9, x=0.01, ha="left")
     for panel in panels.flat[len(methods) :]:
         panel.set_axis_off()
     if not methods:
-        _say(panels.flat[0], "no fine-tuning settings")
+        _say(panels.flat[0], "Fine-tuning was not tuned: its settings were given in the config.")
     handles: dict[str, object] = {}
     for panel, method in zip(panels.flat, methods, strict=False):
         kept = "" if settings[method].chosen["choice"] else ": chosen not to fine-tune"
         panel.set_title(NAMES[method] + kept)
-        if len(settings[method].curve):
-            _candidates(panel, settings[method], COLOURS[method])
-            handles |= {label: handle for handle, label in zip(*panel.get_legend_handles_labels(), strict=True)}
-        else:
-            _say(panel, "given in the config, not tuned")
+        _candidates(panel, settings[method], COLOURS[method])
+        handles |= {label: handle for handle, label in zip(*panel.get_legend_handles_labels(), strict=True)}
     if handles:
         figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=len(handles))
     return figure

@@ -126,10 +126,8 @@ def describe_settings(name: str, settings: Settings) -> str:
 def summary_text(measured: Measurements) -> str:
     """Return what the terminal shows at the end of a run; at most 100 columns (paths may be longer)."""
     config, epsilon = measured.config, measured.smallest_epsilon()
-    lines = [
-        f"{config.experiment}: test AUC at epsilon = {epsilon:g}, before -> after fine-tuning, mean over seeds",
-        "",
-    ]
+    title = f"{config.experiment}: test AUC at epsilon = {epsilon:g}, before -> after fine-tuning, mean over seeds"
+    lines = [*textwrap.wrap(title, 100), ""]
     cells = {(row["task"], row["method"], row["epsilon"]): row for row in tables.table(measured).rows(named=True)}
     rows = [_heads("task", measured.methods)]
     for task in (*measured.tasks, MACRO):
@@ -137,8 +135,17 @@ def summary_text(measured: Measurements) -> str:
         rows.append([task, *(f"{_three(row['before_mean'])} -> {_three(row['after_mean'])}" for row in found)])
     lines += _aligned(rows)
     for stage, words in ((BEFORE, "before"), (AFTER, "after")):
+        shared = measured.shared_tasks(stage, measured.present_methods(stage, epsilon), [epsilon])
+        if shared and shared != measured.tasks:
+            lines += textwrap.wrap(
+                f"macro {words} fine-tuning: {tables.name_tasks(shared)}, those of all methods", 100
+            )
+    for stage, words in ((BEFORE, "before"), (AFTER, "after")):
         shown = tables.view(measured, stage, measured.methods)
         lines += ["", *textwrap.wrap(f"macro AUC {words} fine-tuning by epsilon, mean (sd): {shown.describe()}", 100)]
+        lines += (
+            [f"not shown, lacks an epsilon: {', '.join(map(NAMES.get, shown.left_out))}"] if shown.left_out else []
+        )
         rows = [_heads("epsilon", shown.methods())]
         for e in shown.epsilons if shown.stats else ():
             stats = [shown.stats[method, e] for method in shown.methods()]

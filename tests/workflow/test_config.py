@@ -1,0 +1,99 @@
+"""Config mistakes read well, the schema is in step, and every shipped config resolves."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import yaml
+from checkout import ROOT, Checkout
+
+from dpmixmin import config as config_module
+from dpmixmin.config import load, validate
+from dpmixmin.errors import UserError
+
+CONFIGS = sorted((ROOT / "config").rglob("*.yaml"))
+
+
+def test_schema_file_is_in_step_with_the_models():
+    assert json.loads((ROOT / "config/schema.json").read_text()) == config_module.schema(), "run `make schema`"
+
+
+@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.name)
+def test_every_shipped_config_is_valid_and_says_what_it_does(path):
+    load(path)
+    head = [line for line in path.read_text().splitlines() if line.startswith("#")]
+    text = " ".join(head)
+    assert "$schema=" in head[0]
+    assert "Takes:" in text
+    assert "Gives:" in text
+
+
+def test_every_field_has_a_help_text():
+    def walk(model):
+        for name, field in model.model_fields.items():
+            assert field.description, f"{model.__name__}.{name}"
+            inner = config_module._model_in(field.annotation, name)
+            for one in inner.values() if isinstance(inner, dict) else [inner]:
+                walk(one)
+
+    walk(config_module.Config)
+
+
+MISTAKES = [
+    (lambda c: c.update(sedes=c.pop("seeds")), "sedes: unknown key; did you mean `seeds`?"),
+    (lambda c: c["privacy"].update(epsilons=["two"]), 'privacy.epsilons.0: "two" is not valid'),
+    (lambda c: c["privacy"].update(delta=2), "privacy.delta: 2 is not valid: input should be less than 0.1"),
+    (lambda c: c["private"]["parts"].update(test=0.9), "add up to 1.5; they must add up to 1"),
+    (lambda c: c["private"].pop("nominal_units"), "private.nominal_units: missing; add it"),
+    (lambda c: c["axes"]["three"].update(colunm=c["axes"]["three"].pop("column")), "did you mean `column`?"),
+    (lambda c: c["private"]["table"].update(kind="csv"), "write idx or parquet"),
+    (lambda c: c["finetune"]["grid"].append({"seeds": [9]}), "finetune.grid names 9, which is not in seeds"),
+    (lambda c: c["privacy"].update(epsilons=[float("nan")]), "privacy.epsilons.0: NaN is not valid"),
+    (lambda c: c["privacy"].update(epsilons=[1, 1]), "privacy.epsilons lists a value twice"),
+    (lambda c: c["public"].pop("standins"), "mixture.settings is missing"),
+    (lambda c: c["tune"]["finetune"].update(batch=[9999]), "exceeds the part's 210 nominal units"),
+    (lambda c: c.update(mode="deploy"), 'mode: "deploy" is not valid'),
+]
+
+
+@pytest.mark.parametrize(("break_it", "message"), MISTAKES, ids=[message[:40] for _, message in MISTAKES])
+def test_a_mistake_is_one_line_that_names_key_value_and_fix(break_it, message):
+    raw = yaml.safe_load((ROOT / "config/test.yaml").read_text())
+    break_it(raw)
+    with pytest.raises(UserError) as caught:
+        validate(raw, "my.yaml")
+    text = str(caught.value)
+    assert message in text
+    assert text.startswith("my.yaml: ")
+    assert "\n" not in text
+
+
+def test_snakemake_shows_a_config_mistake_in_one_line(tmp_path):
+    checkout = Checkout.fresh(tmp_path / "checkout")
+    checkout.edit("config/test.yaml", "epsilons:", "epsilon:")
+    done = checkout.snakemake("-n", check=False)
+    assert done.returncode == 1
+    lines = [line for line in done.stdout.splitlines() if line.strip()]
+    assert lines == ["error: config/test.yaml: privacy.epsilon: unknown key; did you mean `epsilons`?"]
+    assert not (checkout.path / "results").exists()
+
+
+def test_a_missing_private_column_is_one_line_and_leaves_nothing_behind(tmp_path):
+    checkout = Checkout.fresh(tmp_path / "checkout")
+    checkout.edit("config/test.yaml", "three_or_eight: {column: digit", "three_or_eight: {column: digits")
+    done = checkout.snakemake("splits", "-c1", check=False)
+    assert done.returncode == 1
+    assert "error: label column `digits` is not in the table; it has: digit" in done.stdout
+    assert "Traceback" not in done.stdout
+    assert not (checkout.path / "results/mini/private/records/records.parquet").exists()
+
+
+@pytest.mark.parametrize("profile", [[], ["--profile", "slurm"]], ids=["local", "slurm"])
+def test_the_default_demo_resolves_and_explains_itself(tmp_path, profile):
+    checkout = Checkout.fresh(tmp_path / "checkout")
+    done = checkout.snakemake("all", "-n", *profile, config="config/config.yaml")
+    assert "Learning" in done.stdout or "Mixture weights by dp_mixmin" in done.stdout
+    assert "Fine-tuning" in done.stdout
+    jobs = checkout.planned("all", config="config/config.yaml")
+    assert {"mix_odd_dp_mixmin", "finetune_three_dp_mixmin", "evaluate_odd", "make_report"} <= jobs

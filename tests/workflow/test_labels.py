@@ -1,0 +1,137 @@
+"""The real rule graph of every shipped config: no path leads from private data to a release except a mechanism."""
+
+from __future__ import annotations
+
+import ast
+import re
+from html import unescape
+from pathlib import Path
+
+import pytest
+from checkout import ROOT, Checkout
+
+from dpmixmin.paths import PRIVATE, PUBLIC, RELEASED, STUDY, room_of
+from dpmixmin.provenance import PACKAGE, code_of
+
+MECHANISM_RULES = ("mix_", "finetune_")
+"""Rules whose stage opens private tables as a mechanism; test_mechanism_stages_reserve proves that they do."""
+
+CONFIGS = sorted(str(p.relative_to(ROOT)) for p in (ROOT / "config").rglob("*.yaml"))
+
+
+def rule_graph(checkout: Checkout, config: str) -> dict[str, tuple[set[str], set[str]]]:
+    """Return rule name to (inputs, outputs) as Snakemake itself reports them."""
+    text = checkout.snakemake("all", "--filegraph", config=config).stdout
+    graph: dict[str, tuple[set[str], set[str]]] = {}
+    for node in re.findall(r"label ?= ?<(<table.*?</table>)>", text, re.S):
+        name = re.search(r'<font point-size="18">(.*?)</font>', node)[1]
+        inputs, outputs = set(), set()
+        marker = None
+        for token in re.findall(r"(input|output)</font>|monospace\">(.*?)</font>", node):
+            if token[0]:
+                marker = token[0]
+            elif marker == "input":
+                inputs.add(unescape(token[1]))
+            elif marker == "output":
+                outputs.add(unescape(token[1]))
+        graph[name] = (inputs, outputs)
+    return graph
+
+
+def problems(graph: dict[str, tuple[set[str], set[str]]]) -> list[str]:
+    """Return every edge that lets a label fall without a mechanism."""
+    found = []
+    for rule, (inputs, outputs) in graph.items():
+        rooms = {room_of(path) for path in inputs} - {None}
+        for path in outputs:
+            room = room_of(path)
+            if room is None:
+                continue
+            if PRIVATE in rooms and room == PUBLIC:
+                found.append(f"{rule}: private -> public")
+            if PRIVATE in rooms and room == RELEASED and not rule.startswith(MECHANISM_RULES):
+                found.append(f"{rule}: private -> released without a mechanism")
+            if STUDY in rooms and room in (PUBLIC, RELEASED):
+                found.append(f"{rule}: study -> {room}")
+            if RELEASED in rooms and room == PUBLIC:
+                found.append(f"{rule}: released -> public")
+    return sorted(set(found))
+
+
+@pytest.fixture(scope="module")
+def fresh(tmp_path_factory) -> Checkout:
+    return Checkout.fresh(tmp_path_factory.mktemp("labels") / "checkout")
+
+
+@pytest.mark.parametrize("config", CONFIGS)
+def test_no_label_falls_without_a_mechanism(fresh, config):
+    graph = rule_graph(fresh, config)
+    rooms = {room_of(path) for inputs, outputs in graph.values() for path in inputs | outputs}
+    assert {PUBLIC, PRIVATE, RELEASED, STUDY} <= rooms, "the graph was not read"
+    mechanisms = [rule for rule, (inputs, _) in graph.items() if rule.startswith("mix_") and inputs]
+    assert mechanisms
+    assert problems(graph) == []
+
+
+def test_the_walk_sees_a_leak(fresh):
+    graph = rule_graph(fresh, "config/test.yaml")
+    leak = {"predict": ({"results/mini/private/a"}, {"results/mini/released/b"})}
+    assert problems({**graph, **leak}) == ["predict: private -> released without a mechanism"]
+    graph["make_report"][1].add("results/mini/public/page.html")
+    assert "make_report: study -> public" in problems(graph)
+
+
+def purposes(stage: str) -> set[str]:
+    """Return the purposes with which a stage calls ``open`` on a ledger."""
+    source = (PACKAGE / "stages" / f"{stage}.py").read_text()
+    return {name for name in ("Derive", "Study", "Mechanism") if re.search(rf"\b{name}\(", source)}
+
+
+def test_mechanism_stages_reserve_and_no_other_stage_may_release():
+    stages = {path.stem for path in (PACKAGE / "stages").glob("*.py")} - {"__init__"}
+    opens = {stage: purposes(stage) for stage in stages}
+    assert opens["mix"] == {"Mechanism", "Study"}
+    assert opens["finetune"] == {"Mechanism"}
+    assert opens["evaluate"] == {"Study"}
+    assert all(opens[stage] == {"Derive"} for stage in ("records", "split", "predict"))
+    assert all(not opens[stage] for stage in stages - {"mix", "finetune", "evaluate", "records", "split", "predict"})
+
+
+def _calls(path: Path) -> set[str]:
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Call):
+            found.add(ast.unparse(node.func))
+    return found
+
+
+def test_only_the_ledger_reads_private_tables():
+    """Rule 26, the static half: Parquet is read in one function, and sources by the loaders alone."""
+    readers = {"pq.read_table", "pl.read_parquet", "pl.scan_parquet", "polars.read_parquet", "np.load", "pickle.load"}
+    allowed = {"artifacts.py": {"pq.read_table"}, "loaders.py": {"pq.read_table"}}
+    for path in PACKAGE.rglob("*.py"):
+        assert _calls(path) & readers <= allowed.get(path.name, set()), path
+    users = {path.name for path in PACKAGE.rglob("*.py") if "load_private" in " ".join(_calls(path))}
+    assert users == {"records.py"}
+
+
+def test_private_code_never_uses_a_global_generator():
+    """Rule 14, the static half: no seed and no global stream in anything a mechanism's stage imports privately."""
+    banned = re.compile(r"^(np\.random|numpy\.random|random|torch\.(manual_seed|rand|randn|randint|normal|bernoulli))")
+    for path in [*(PACKAGE / "privacy").glob("*.py"), *(PACKAGE / "mixing").glob("*.py"),
+                 *(PACKAGE / "finetune").glob("*.py"), *(PACKAGE / "data").glob("*.py")]:  # fmt: skip
+        assert not [call for call in _calls(path) if banned.match(call)], path
+    assert not [call for call in _calls(PACKAGE / "stages/mix.py") if banned.match(call)]
+    assert not [call for call in _calls(PACKAGE / "stages/finetune.py") if banned.match(call)]
+
+
+@pytest.mark.parametrize("stage", ["records", "split", "mix", "report", "fetch"])
+def test_stages_that_need_only_arrays_import_no_torch(stage):
+    for path in code_of(stage):
+        for node in ast.walk(ast.parse(path.read_text())):
+            names = []
+            if isinstance(node, ast.Import):
+                names = [alias.name for alias in node.names]
+            elif isinstance(node, ast.ImportFrom):
+                names = [node.module or ""]
+            assert not any(name.split(".")[0] in ("torch", "opacus", "transformers") for name in names), path

@@ -1,0 +1,146 @@
+"""Re-running, deleting, editing and killing: only what depends on a change runs, and nothing is released twice."""
+
+from __future__ import annotations
+
+import shutil
+import signal
+
+import pytest
+
+MIXTURES = "results/mini/released/mixtures"
+
+
+def test_deleted_releases_come_back_byte_for_byte_without_a_new_entry(copy):
+    """Rule 18: the store re-publishes; a deletion never draws new noise."""
+    before, events = copy.files("released"), copy.ledger_events()
+    shutil.rmtree(copy.path / MIXTURES)
+    shutil.rmtree(copy.path / "results/mini/released/finetuned")
+    copy.snakemake("all", "-c2")
+    assert copy.files("released") == before
+    assert copy.ledger_events() == events
+
+
+def test_a_second_clone_with_the_same_ledger_spends_nothing(copy):
+    """Rule 18: neither a fresh clone nor a new results folder resets the budget."""
+    before, events = copy.files("released"), copy.ledger_events()
+    shutil.rmtree(copy.path / "results")
+    shutil.rmtree(copy.path / ".snakemake")
+    copy.snakemake("mixtures", "-c2")
+    after = copy.files("released")
+    mixtures = {name: content for name, content in before.items() if name.startswith("released/mixtures/")}
+    assert {name for name in after if name.startswith("released/mixtures/")} == set(mixtures)
+    weights = [name for name in mixtures if name.endswith("weights.json")]
+    assert weights
+    assert all(after[name] == mixtures[name] for name in weights)
+    assert copy.ledger_events() == events
+
+
+@pytest.mark.parametrize(
+    ("file", "old", "new", "expected"),
+    [
+        (
+            "src/dpmixmin/finetune/dp_sgd.py",
+            "_FLOAT32_MARGIN = 1 - 1e-5",
+            "_FLOAT32_MARGIN = 1 - 2e-5",
+            {"tune_finetune_*", "finetune_*", "evaluate_*", "make_report"},
+        ),
+        (
+            "src/dpmixmin/mixing/learners.py",
+            "tolerance: float = 1e-9",
+            "tolerance: float = 2e-9",
+            {"tune_*", "mix_*", "pretrain_*", "finetune_*", "evaluate_*", "make_report"},
+        ),
+        ("src/dpmixmin/report/page.py", "import", "import sys  # edited\nimport", {"make_report"}),
+        ("src/dpmixmin/config.py", "Failure probability", "Chance of failure", set()),
+    ],
+    ids=["dp_sgd", "learners", "page", "help_text"],
+)
+def test_an_edit_reruns_the_stages_that_use_the_module_and_no_others(copy, file, old, new, expected):
+    if file.endswith("page.py"):
+        text = (copy.path / file).read_text()
+        (copy.path / file).write_text(text + "\n# edited\n")
+    else:
+        copy.edit(file, old, new)
+    planned = copy.planned("all")
+    for rule in planned:
+        assert any(rule == name or (name.endswith("*") and rule.startswith(name[:-1])) for name in expected), rule
+    for name in expected:
+        assert any(rule == name or (name.endswith("*") and rule.startswith(name[:-1])) for rule in planned), name
+    if "learners" in file:
+        assert not {"train_proxy", "predict", "assign_parts", "pretrain_none"} & planned
+
+
+def test_editing_a_mechanism_recomputes_it_as_a_new_entry(copy):
+    """Study mode: the code is part of the store key, so an edit is a new release with fresh noise."""
+    before = copy.files("released")
+    copy.edit("src/dpmixmin/mixing/learners.py", "    k = gradients.p.shape[1]", "    k = int(gradients.p.shape[1])")
+    events = len(copy.ledger_events())
+    copy.snakemake("mixtures", "-c2")
+    new = copy.ledger_events()[events:]
+    assert [event["event"] for event in new] == ["reserved", "committed"] * 2
+    after = copy.files("released")
+    changed = [
+        n for n in after if n.startswith("released/mixtures/") and n.endswith("weights.json") and after[n] != before[n]
+    ]
+    assert len(changed) == 2
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
+def test_killed_runs_finish_with_the_same_command_and_release_nothing_twice(finished, tmp_path, how):
+    copy = finished.clone(tmp_path / "killed")
+    for folder in ("results", ".snakemake", ".ledger"):
+        shutil.rmtree(copy.path / folder)
+    total = len(finished.ledger_events())
+    for events in (1, total // 3, 2 * total // 3):
+        copy.kill_when_ledger_has(events, "all", "-c2", "--rerun-incomplete", how=how)
+        assert len(copy.ledger_events()) < total, "the run ended before it could be killed"
+        copy.snakemake("--unlock")
+    copy.snakemake("all", "-c2", "--rerun-incomplete")
+    assert set(copy.committed().values()) == {1}
+    assert set(copy.committed())
+    assert len(copy.committed()) == len(finished.committed())
+    reserved = [event for event in copy.ledger_events() if event["event"] == "reserved"]
+    ended = [event for event in copy.ledger_events() if event["event"] != "reserved"]
+    assert len(reserved) == len(ended)
+    assert copy.planned("all") == set()
+
+
+def test_one_cell_and_one_stage_can_be_asked_for(copy):
+    cell = f"{MIXTURES}/task=three_or_eight/method=dp_mixmin/eps=1/seed=0/weights.json"
+    (copy.path / cell).unlink()
+    assert copy.planned(cell) == {"mix_three_or_eight_dp_mixmin"}
+    for folder in ("results", ".snakemake"):
+        shutil.rmtree(copy.path / folder)
+    planned = copy.planned("mixtures")
+    assert "mix_three_or_eight_dp_mixmin" in planned
+    assert not any(rule.startswith(("pretrain", "finetune", "evaluate", "make", "tune_finetune")) for rule in planned)
+    for target in ("sources", "splits", "proxies", "settings", "predictions", "pretrained", "finetuned", "metrics"):
+        assert target in copy.snakemake(target, "-n").stdout
+
+
+def test_the_test_seed_reproduces_and_is_stamped(copy):
+    """Rule 14: `insecure_seed` repeats a release and marks everything NOT PRIVATE; without it two releases differ."""
+    texts = []
+    for run in range(2):
+        for folder in ("results/mini/released", ".ledger"):
+            shutil.rmtree(copy.path / folder)
+        if run == 0:
+            copy.edit("config/test.yaml", "privacy:\n", "privacy:\n  insecure_seed: 7\n")
+        copy.snakemake("mixtures", "-c2")
+        files = copy.files("released")
+        texts.append({name: files[name] for name in files if name.endswith("weights.json")})
+        statements = [files[name] for name in files if name.endswith("privacy.json")]
+        assert statements
+        assert all(b"NOT PRIVATE" in statement for statement in statements)
+    assert texts[0] == texts[1]
+
+
+def test_two_releases_draw_different_noise(copy):
+    before = copy.files("released")
+    copy.edit("config/test.yaml", "privacy:\n", "privacy:\n  release: second\n")
+    copy.snakemake("mixtures", "-c2")
+    after = copy.files("released")
+    names = [name for name in after if name.startswith("released/mixtures/") and name.endswith("weights.json")]
+    assert names
+    assert all(after[name] != before[name] for name in names)
+    assert {event["label"] for event in copy.ledger_events() if event["event"] == "reserved"} == {"first", "second"}
