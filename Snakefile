@@ -52,53 +52,75 @@ rule all:
         TARGETS["pretrained"],
         TARGETS["finetuned"],
         TARGETS["report"],
+    message:
+        "Done: everything."
 
 
 rule sources:
     input:
         TARGETS["sources"],
+    message:
+        "Done: sources."
 
 
 rule splits:
     input:
         TARGETS["splits"],
+    message:
+        "Done: splits."
 
 
 rule proxies:
     input:
         TARGETS["proxies"],
+    message:
+        "Done: proxies."
 
 
 rule settings:
     input:
         TARGETS["settings"],
+    message:
+        "Done: settings."
 
 
 rule predictions:
     input:
         TARGETS["predictions"],
+    message:
+        "Done: predictions."
 
 
 rule mixtures:
     input:
         TARGETS["mixtures"],
+    message:
+        "Done: mixtures."
 
 
 rule pretrained:
     input:
         TARGETS["pretrained"],
+    message:
+        "Done: pretrained."
 
 
 rule finetuned:
     input:
         TARGETS["finetuned"],
+    message:
+        "Done: finetuned."
 
 
 rule metrics:
     input:
         TARGETS["metrics"],
+    message:
+        "Done: metrics."
 
 
 rule report:
     input:
         TARGETS["report"],
+    message:
+        "Done: report."

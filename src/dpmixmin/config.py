@@ -231,22 +231,22 @@ class Finetune(Model):
 class MixtureGrid(Model):
     """Candidates for the mixture learner: every combination is tried on every stand-in task."""
 
-    clip: tuple[float, ...] = Field((4.0, 6.0, 8.0, 12.0), min_length=1, description="Clipping norms.")
+    clip: tuple[float, ...] = Field((4.0, 6.0, 9.0, 13.0), min_length=1, description="Clipping norms.")
     steps: tuple[int, ...] = Field((25, 50, 100), min_length=1, description="Steps.")
-    learning_rate: tuple[float, ...] = Field((0.25, 0.5, 1.0, 2.0), min_length=1, description="Step sizes.")
-    tasks: int = Field(6, ge=1, le=100, description="Stand-in tasks that every candidate is tried on.")
-    repeats: int = Field(1, ge=1, le=100, description="Noise draws per candidate and task.")
+    learning_rate: tuple[float, ...] = Field((0.5, 1.0, 2.0), min_length=1, description="Step sizes.")
+    tasks: int = Field(8, ge=1, le=100, description="Stand-in tasks that every candidate is tried on.")
+    repeats: int = Field(2, ge=1, le=100, description="Noise draws per candidate and task.")
 
 
 class FinetuneGrid(Model):
     """Candidates for fine-tuning: `budget` of them for every method, each value tried equally often."""
 
-    learning_rate: tuple[float, ...] = Field((0.03, 0.1, 0.5, 2.0), min_length=1, description="Step sizes.")
-    steps: tuple[int, ...] = Field((30, 60), min_length=1, description="Steps.")
+    learning_rate: tuple[float, ...] = Field((0.1, 0.5, 1.5, 4.0), min_length=1, description="Step sizes.")
+    steps: tuple[int, ...] = Field((30, 80), min_length=1, description="Steps.")
     batch: tuple[int, ...] = Field((125, 250), min_length=1, description="Expected units per step.")
     clip: tuple[float, ...] = Field((0.5, 1.0), min_length=1, description="Clipping norms.")
     budget: int = Field(8, ge=1, le=1000, description="Candidates tried for EVERY method, besides `do not fine-tune`.")
-    tasks: int = Field(2, ge=1, le=100, description="Stand-in tasks that every candidate is tried on.")
+    tasks: int = Field(4, ge=1, le=100, description="Stand-in tasks that every candidate is tried on.")
 
 
 class Tune(Model):

@@ -221,3 +221,10 @@ def test_model_sized_noise_has_the_spec_deviation():
     """Deterministic (seeded): the deviation of 100k draws within 2 %."""
     spec = ModelGaussian(0.5, 3.0, 1, 1.0, 100, 1.0, 1e-5)
     assert spec.noise_for(100_000, InsecureNoise(1)).std() == pytest.approx(1.5, rel=0.02)
+
+
+@pytest.mark.parametrize("bits", [0, 32, 40])
+def test_rule_15_a_grid_too_fine_to_check_norms_in_int64_is_refused(bits):
+    """At 40 bits the squares overflow, so the norm check would pass whatever it is given."""
+    with pytest.raises(ValueError, match="grid_bits"):
+        grid(bits=bits)

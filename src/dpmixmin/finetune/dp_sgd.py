@@ -24,7 +24,7 @@ from dpmixmin.privacy.mechanisms import ModelGaussian
 from dpmixmin.privacy.noise import NoiseSource
 
 _FLOAT32_MARGIN = 1 - 1e-5
-"""Clipping aims this far inside C, so that float32 rounding of gradients and sums cannot exceed it."""
+"""Clipping aims this far inside C, so that float32 rounding of norms and sums cannot exceed it."""
 
 
 class ClippedSum:
@@ -80,12 +80,11 @@ class ClippedSum:
                 owner = torch.from_numpy(np.repeat(np.arange(len(chosen)), counts))
                 summed = torch.zeros(len(chosen), self.size).index_add_(0, owner, gradients)
                 gradients = summed / torch.from_numpy(counts)[:, None]
-            norms = torch.linalg.vector_norm(gradients, dim=1, dtype=torch.float64)
-            factors = torch.clamp(clip * _FLOAT32_MARGIN / norms.clamp(min=1e-30), max=1.0)
-            usable = torch.isfinite(norms)
-            factors = torch.where(usable, factors, 0.0)
-            gradients = torch.where(usable[:, None], gradients, 0.0)
-            total += (factors.float() @ gradients).double()
+            norms = torch.linalg.vector_norm(gradients, dim=1)
+            # A unit whose gradient is not finite contributes zero. Multiplying by 0 would keep its NaN.
+            gradients[~torch.isfinite(norms)] = 0.0
+            factors = torch.clamp(clip * _FLOAT32_MARGIN / norms.nan_to_num(0.0).clamp(min=1e-30), max=1.0)
+            total += (factors @ gradients).double()
         return total
 
     def _chunks(self, chosen: np.ndarray) -> Iterator[np.ndarray]:
@@ -93,8 +92,7 @@ class ClippedSum:
         sizes = self._starts[chosen + 1] - self._starts[chosen]
         chunk = (np.cumsum(sizes) - 1) // max(self._physical, int(sizes.max(initial=1)))
         for number in np.unique(chunk):
-            group = chosen[chunk == number]
-            yield group[self._starts[group + 1] > self._starts[group]]
+            yield chosen[chunk == number]
 
     def _per_record(self, rows: np.ndarray) -> torch.Tensor:
         """Return per-record gradients, float32 of shape (rows, size); zero for records without a label."""
@@ -104,15 +102,14 @@ class ClippedSum:
         self.model.train()
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            losses = binary_cross_entropy_with_logits(
-                self.model(x).squeeze(1), torch.where(present, y, 0.0), reduction="none"
-            )
-            losses.sum().backward()
+            targets = torch.where(present, y, 0.0)
+            losses = binary_cross_entropy_with_logits(self.model(x).squeeze(1), targets, reduction="none")
+            torch.where(present, losses, 0.0).sum().backward()
         flat = torch.cat([parameter.grad_sample.reshape(len(rows), -1) for parameter in self.parameters], dim=1)
         for parameter in self.parameters:
             parameter.grad_sample = None
             parameter.grad = None
-        return torch.where(present[:, None], flat, 0.0)
+        return flat
 
     def add(self, update: torch.Tensor) -> None:
         """Add a flat update to the trainable parameters."""
