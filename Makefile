@@ -45,7 +45,7 @@ test: install lint ## Pass the tests
 lint: install ## Check style and the workflow's form
 	$(BIN)/ruff check src tests
 	$(BIN)/ruff format --check src tests
-	$(BIN)/snakefmt --check --quiet Snakefile workflow
+	$(BIN)/snakefmt --check Snakefile workflow
 	$(BIN)/snakemake --lint --quiet
 
 schema: install ## Rewrite config/schema.json after a change of config.py

@@ -231,11 +231,11 @@ class Finetune(Model):
 class MixtureGrid(Model):
     """Candidates for the mixture learner: every combination is tried on every stand-in task."""
 
-    clip: tuple[float, ...] = Field((4.0, 6.0, 9.0, 13.0), min_length=1, description="Clipping norms.")
+    clip: tuple[float, ...] = Field((4.0, 6.0, 8.0, 13.0), min_length=1, description="Clipping norms.")
     steps: tuple[int, ...] = Field((25, 50, 100), min_length=1, description="Steps.")
     learning_rate: tuple[float, ...] = Field((0.5, 1.0, 2.0), min_length=1, description="Step sizes.")
     tasks: int = Field(8, ge=1, le=100, description="Stand-in tasks that every candidate is tried on.")
-    repeats: int = Field(2, ge=1, le=100, description="Noise draws per candidate and task.")
+    repeats: int = Field(3, ge=1, le=100, description="Noise draws per candidate and task.")
 
 
 class FinetuneGrid(Model):
@@ -255,6 +255,9 @@ class Tune(Model):
     epsilon: Epsilon = Field(1.0, description="Privacy target of the trial runs; the choice serves every epsilon.")
     axes_per_task: tuple[int, int] = Field(
         (1, 3), description="A stand-in task is the union of this many random axes: [smallest, largest]."
+    )
+    difference: float = Field(
+        0.5, ge=0, le=1, description="Chance that another axis is taken out of the union, so no mixture fits exactly."
     )
     label_noise: float = Field(0.02, ge=0, lt=0.5, description="Chance that a stand-in label is flipped.")
     mixture: MixtureGrid = Field(default_factory=MixtureGrid, description="Candidates for the mixture.")

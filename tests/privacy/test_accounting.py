@@ -145,6 +145,7 @@ def test_rule_16_bracket_of_upper_and_lower_bound_is_within_1_percent(sigma, q, 
     ("sigma", "q", "steps", "delta"),
     [(1.1, 0.03, 30, 1e-5), (3.94, 0.1, 100, 1e-5), (1.8948, 200 / 80726, 36_000, 1e-5), (0.8, 0.02, 60, 1e-5)],
 )
+@pytest.mark.filterwarnings("ignore:Optimal order:UserWarning")
 def test_rule_16_inside_the_error_interval_of_opacus_prv(sigma, q, steps, delta):
     from opacus.accountants import PRVAccountant
 

@@ -68,11 +68,11 @@ class Taped(GridGaussian):
         return released if self.tape is None else self.tape[len(self.recorded) - 1]
 
 
-def mixture_distances(data, neighbour, kind=Taped, *, rate=1.0, clip=13.0, steps=6, rate_of_learning=2.0, bits=20):
+def mixture_distances(data, neighbour, kind=Taped, *, rate=1.0, clip=13.0, steps=6, rate_of_learning=2.0):
     """Return ||release(D) - release(D')|| of every step of ``learn_private``, divided by the clip."""
     values = {
         "clip": clip, "noise_multiplier": 2.0, "steps": steps, "sampling_rate": rate, "nominal_units": 20.0,
-        "epsilon": 1.0, "delta": 1e-5, "grid_bits": bits,
+        "epsilon": 1.0, "delta": 1e-5,
     }  # fmt: skip
     first, second = kind.of(**values), kind.of(**values)
     one = learn_private(data, first, rate_of_learning, FrozenNoise(), average=False)
@@ -199,7 +199,7 @@ def test_rule_3_the_mixture_check_fails_when_each_coordinate_is_clipped_instead(
     assert mixture_distances(data, neighbour, kind=NoNormCheck, clip=0.5).max() <= ROUNDING
     monkeypatch.setattr(UnitGradients, "clipped", clip_each_coordinate)
     assert mixture_distances(data, neighbour, kind=NoNormCheck, clip=0.5).max() > 2
-    assert mixture_distances(data, neighbour, clip=0.5, bits=8).max() <= ROUNDING
+    assert mixture_distances(data, neighbour, clip=0.5).max() <= ROUNDING
 
 
 # -- mechanism 2: DP-SGD --------------------------------------------------------------------------------------

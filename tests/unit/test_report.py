@@ -100,7 +100,7 @@ def make_settings():
     """Settings as the tuning stages write them: chosen for three methods, `do not fine-tune` for one."""
     rng, found = random.Random(3), {}
     curve = [{"clip": c, "steps": s, "learning_rate": r, "standin_task": f"t{t}", "repeat": 0,
-              "excess_loss": 0.01 + abs(math.log(c / 6)) * 0.01 + rng.random() * 0.001}
+              "excess_loss": 0.02, "l1": 0.01 + abs(math.log(c / 6)) * 0.01 + rng.random() * 0.001}
              for c in (3.0, 6.0) for s in (25, 50) for r in (0.5, 1.0) for t in range(3)]  # fmt: skip
     choice = {"clip": 6.0, "steps": 50, "learning_rate": 1.0}
     found["mixture"] = ({"chosen_by": "public_standin", "choice": choice, "epsilon": 1.0}, pl.DataFrame(curve))

@@ -325,4 +325,4 @@ class Settings:
         return rows["score"][0] if len(rows) else None
 
     def _metric(self) -> str:
-        return "auc" if "auc" in self.curve.columns else "excess_loss"
+        return "auc" if "auc" in self.curve.columns else "l1"

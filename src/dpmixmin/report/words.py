@@ -98,7 +98,9 @@ def describe_mixture(settings: Settings) -> str:
     text = f"Mixture: clip {choice['clip']:g}, {choice['steps']} steps, learning rate {choice['learning_rate']:g}"
     if settings.chosen["chosen_by"] == "user_declared":
         return text + ", given in the config"
-    return text + ("" if score is None else f" (mean excess loss on stand-ins {score:.4f})")
+    return text + (
+        "" if score is None else f" (mean L1 distance to the non-private weights on stand-ins: {score:.3f})"
+    )
 
 
 def describe_settings(name: str, settings: Settings) -> str:

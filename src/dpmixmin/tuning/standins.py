@@ -1,6 +1,7 @@
 """Stand-in tasks: public records that pose as the sensitive task, at the run's nominal sizes.
 
-A stand-in task is the union of a few random label axes, with a share of labels flipped. The stand-ins are cut into
+A stand-in task is the union of a few random label axes, sometimes without another axis (so that, as for most real
+tasks, no mixture of sources fits it exactly), with a share of labels flipped. The stand-ins are cut into
 mixing, finetune and test records; the first two have the sizes the private parts nominally have (drawn with
 replacement where there are fewer stand-ins). Everything here is public and reproducible from a public seed.
 """
@@ -26,7 +27,7 @@ class StandIn:
     """One stand-in task.
 
     Attributes:
-        name: its axes, joined by ``+``.
+        name: its axes: ``a+b`` is a union, ``a+b-c`` leaves c out of it.
         records: all stand-in records of the task.
         labels: 0/1 with label noise, float32 of shape (n,).
         mixing: row indices of the mixing part.
@@ -52,25 +53,38 @@ def stand_ins(records: Records, axes: np.ndarray, config: Config, count: int) ->
         count: number of tasks.
 
     Raises:
-        UserError: there are too few stand-ins, or no union has both classes.
+        UserError: there are too few stand-ins, or too few combinations have both classes.
     """
     generator = np.random.default_rng(config.tune.seed)
     smallest, largest = config.tune.axes_per_task
-    chosen: list[tuple[int, ...]] = []
-    for attempt in range(200 * count):
-        size = int(generator.integers(smallest, largest + 1))
-        union = tuple(sorted(generator.choice(axes.shape[1], size, replace=False).tolist()))
-        mixed = 0.02 <= axes[:, union].max(axis=1).mean() <= 0.98
-        if mixed and (union not in chosen or attempt > 100 * count):
-            chosen.append(union)
-        if len(chosen) == count:
-            return [_stand_in(records, axes, config, number, union) for number, union in enumerate(chosen)]
-    raise UserError("public.standins: no union of label axes has both classes; check axes and tune.axes_per_task")
+    tasks: dict[str, np.ndarray] = {}
+    for _ in range(200 * count):
+        name, clean = _combination(axes, list(config.axes), int(generator.integers(smallest, largest + 1)),
+                                   config.tune.difference, generator)  # fmt: skip
+        if 0.02 <= clean.mean() <= 0.98:
+            tasks.setdefault(name, clean)
+        if len(tasks) == count:
+            return [_stand_in(records, config, number, *task) for number, task in enumerate(tasks.items())]
+    raise UserError(
+        f"public.standins: fewer than {count} combinations of label axes have both classes; "
+        "lower tune.mixture.tasks and tune.finetune.tasks"
+    )
 
 
-def _stand_in(records: Records, axes: np.ndarray, config: Config, number: int, union: tuple[int, ...]) -> StandIn:
+def _combination(
+    axes: np.ndarray, names: list[str], size: int, difference: float, generator: np.random.Generator
+) -> tuple[str, np.ndarray]:
+    """Draw a union of ``size`` axes, perhaps without one more; return its name and its labels."""
+    order = generator.permutation(len(names))
+    union, other = sorted(order[:size].tolist()), order[size:]
+    name, labels = "+".join(names[i] for i in union), axes[:, union].max(axis=1)
+    if len(other) and generator.random() < difference:
+        name, labels = f"{name}-{names[other[0]]}", labels * (1 - axes[:, other[0]])
+    return name, labels
+
+
+def _stand_in(records: Records, config: Config, number: int, name: str, clean: np.ndarray) -> StandIn:
     generator = np.random.default_rng([config.tune.seed, number])
-    clean = axes[:, union].max(axis=1)
     flipped = generator.random(len(records)) < config.tune.label_noise
     labels = np.where(flipped, 1 - clean, clean).astype(np.float32)
     sizes = [int(nominal_units(config, (part,))) for part in ("mixing", "finetune")]
@@ -89,7 +103,6 @@ def _stand_in(records: Records, axes: np.ndarray, config: Config, number: int, u
         finetune = generator.choice(pool[cut:], sizes[1])
     else:
         mixing, finetune = pool[: sizes[0]], pool[sizes[0] :]
-    name = "+".join(list(config.axes)[i] for i in union)
     return StandIn(name, records, labels, mixing, finetune, test)
 
 
