@@ -6,14 +6,14 @@ Models are frozen and forbid unknown keys, so that a typo is an error and never 
 
 from __future__ import annotations
 
-import difflib
-import json
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from dpmixmin.errors import UserError
+from dpmixmin.explain import explain
+from dpmixmin.paths import ROOMS
 
 Name = Annotated[str, Field(pattern=r"^[A-Za-z][A-Za-z0-9_]*$", max_length=60)]
 Method = Literal["none", "uniform", "mixmin", "dp_mixmin"]
@@ -299,6 +299,8 @@ class Config(Model):
 
     @model_validator(mode="after")
     def _consistent(self):
+        if self.experiment in (*ROOMS, "results"):
+            raise ValueError(f"experiment: `{self.experiment}` is the name of a folder in every run; choose another")
         if self.public.standins is None:
             for key, value in (("mixture", self.mixture), ("finetune", self.finetune)):
                 if value.settings is None:
@@ -374,98 +376,6 @@ STAGE_KEYS: dict[str, tuple[str, ...]] = {
 # -- reading -------------------------------------------------------------------------------------------------
 
 
-def _known_keys(raw_location: tuple, error_input: Any) -> list[str]:
-    """List the keys allowed where an unknown key was found."""
-    model: Any = Config
-    for step in raw_location[:-1]:
-        if isinstance(model, type) and issubclass(model, BaseModel):
-            field = model.model_fields.get(step)
-            if field is None:
-                break
-            model = _model_in(field.annotation, step)
-        elif isinstance(model, dict):
-            model = model.get(step, model.get("*"))
-    if isinstance(model, dict):
-        model = next(iter(model.values()))
-    if isinstance(model, type) and issubclass(model, BaseModel):
-        return list(model.model_fields)
-    return []
-
-
-def _model_in(annotation: Any, step: Any) -> Any:
-    """Find the config model inside an annotation such as ``dict[str, LabelRule]`` or ``A | B``."""
-    found = []
-    stack = [annotation]
-    while stack:
-        item = stack.pop()
-        if isinstance(item, type) and issubclass(item, BaseModel):
-            found.append(item)
-        stack += get_args(item)
-    if len(found) == 1:
-        return found[0]
-    return {
-        model.model_fields["kind"].annotation.__args__[0]: model for model in found if "kind" in model.model_fields
-    }
-
-
-_FIXES = {
-    "missing": "add it",
-    "int_parsing": "write a whole number",
-    "int_from_float": "write a whole number",
-    "int_type": "write a whole number",
-    "float_parsing": "write a number",
-    "float_type": "write a number",
-    "string_type": "write text",
-    "bool_parsing": "write true or false",
-    "tuple_type": "write a list: [a, b]",
-    "dict_type": "write `key: value` lines",
-    "model_type": "write `key: value` lines",
-    "finite_number": "write a finite number",
-}
-
-
-def explain(error: ValidationError) -> str:
-    """Turn the first problem of a validation error into one line: key, value, fix."""
-    # A misspelt key is often missing under its right name too: the misspelling is the better news.
-    first = min(error.errors(), key=lambda one: one["type"] != "extra_forbidden")
-    # A discriminator's choice ("idx", "parquet") is part of pydantic's location but not of the user's keys.
-    kinds = {"idx", "parquet"}
-    location = tuple(step for step in first["loc"] if step not in kinds)
-    key = ".".join(str(step) for step in location) or "config"
-    kind, value = first["type"], first.get("input")
-    if kind == "extra_forbidden":
-        known = _known_keys(first["loc"], value)
-        near = difflib.get_close_matches(str(first["loc"][-1]), known, n=1, cutoff=0.5)
-        fix = f"did you mean `{near[0]}`?" if near else f"remove it; known keys: {', '.join(known)}"
-        return f"{key}: unknown key; {fix}"
-    if kind == "missing":
-        return f"{key}: missing; add it ({_help_of(location)})"
-    if kind in ("union_tag_invalid", "union_tag_not_found"):
-        return f"{key}.kind: {json.dumps((value or {}).get('kind'))} is not valid; write idx or parquet"
-    if kind == "string_pattern_mismatch":
-        return f"{key}: {json.dumps(value)} is not valid; use letters, digits and _, starting with a letter"
-    if kind == "value_error":
-        where = f"{key}: " if location else ""
-        return where + first["msg"].removeprefix("Value error, ")
-    shown = json.dumps(value, default=str)
-    shown = shown if len(shown) <= 60 else shown[:57] + "..."
-    message = first["msg"][0].lower() + first["msg"][1:]
-    return f"{key}: {shown} is not valid: {message}; {_FIXES.get(kind) or _help_of(location)}"
-
-
-def _help_of(location: tuple) -> str:
-    model: Any = Config
-    text = "it has no default"
-    for step in location:
-        if isinstance(model, type) and issubclass(model, BaseModel) and step in model.model_fields:
-            field = model.model_fields[step]
-            text = field.description or text
-            model = _model_in(field.annotation, step)
-        else:
-            return text
-    return text
-
-
 def validate(raw: dict[str, Any], where: str = "config") -> Config:
     """Validate a raw mapping.
 
@@ -475,7 +385,7 @@ def validate(raw: dict[str, Any], where: str = "config") -> Config:
     try:
         return Config.model_validate(raw)
     except ValidationError as error:
-        raise UserError(f"{where}: {explain(error)}") from None
+        raise UserError(f"{where}: {explain(error, Config)}") from None
 
 
 def load(path: str | Path) -> Config:

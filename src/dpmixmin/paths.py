@@ -27,15 +27,12 @@ def unslug(text: str) -> float:
 
 
 def room_of(path: str | os.PathLike) -> str | None:
-    """Return the privacy label of a path, or None for files outside ``results/``.
-
-    The label is the first folder named like a room after a ``results`` folder.
-    """
+    """Return the privacy label of a path, or None for files outside ``results/{experiment}/{room}/``."""
     parts = Path(path).parts
     if "results" not in parts:
         return None
-    after = parts[len(parts) - 1 - parts[::-1].index("results") :]
-    return next((part for part in after[1:] if part in ROOMS), None)
+    below = parts[len(parts) - parts[::-1].index("results") :]
+    return below[1] if len(below) > 1 and below[1] in ROOMS else None
 
 
 class Paths:

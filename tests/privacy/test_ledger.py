@@ -192,6 +192,7 @@ WORKER = """
 import json, os, sys, time
 from pathlib import Path
 from dpmixmin.privacy.ledger import Ledger, Mechanism
+from dpmixmin.privacy.log import EventLog
 from dpmixmin.privacy.mechanisms import GridGaussian
 from dpmixmin.privacy.noise import NoiseSource
 
@@ -199,14 +200,14 @@ root, folder, die, wait, signal = sys.argv[1:]
 spec = GridGaussian(13.0, 30.0, 50, 1.0, 100, 1.0, 1e-5)
 purpose = Mechanism(spec, {"task": "odd"}, {}, {}, "code")
 ledger = Ledger(root, "clinic")
-append = Ledger._append
+append = EventLog.append
 
 def dying(self, event):
     if event["event"] == "committed" and die == "after rename":
         os._exit(9)
     append(self, event)
 
-Ledger._append = dying
+EventLog.append = dying
 draws = 0
 Path(signal).with_suffix(f".ready{os.getpid()}").touch()
 while wait == "yes" and not Path(signal).exists():
@@ -290,7 +291,7 @@ Path(signal).with_suffix(f".ready{name}").touch()
 while not Path(signal).exists():
     time.sleep(0.002)
 for i in range(12):
-    ledger._append({"event": "reserved", "entry": f"{name}-{i}", "key": name})
+    ledger.log.append({"event": "reserved", "entry": f"{name}-{i}", "key": name})
 """
 
 

@@ -318,14 +318,26 @@ def test_rule_3_dp_sgd_rounding_of_long_sums_stays_within_the_margin(rng):
     assert 0.999 < worst <= 1
 
 
+@pytest.mark.parametrize("width", [20_000, 400_000])
+def test_rule_3_dp_sgd_norms_of_long_gradients_are_exact_enough(width):
+    """A float32 norm of 400,000 equal coordinates is 1e-4 too small: the unit would be longer than the clip."""
+    worst = 0.0
+    for value in (0.1, 0.11, 0.13, 0.7, 3.3):
+        model = nn.Linear(width, 1, bias=False)
+        nn.init.zeros_(model.weight)
+        sums = ClippedSum(model, np.full((1, width), value, np.float32), np.ones(1, np.float32), np.zeros(1, int), 1)
+        worst = max(worst, float(torch.linalg.vector_norm(sums(np.ones(1, dtype=bool), 1.0))))
+    assert 0.999 < worst <= 1
+
+
 def test_rule_3_the_dp_sgd_check_fails_when_each_coordinate_is_clipped_instead(monkeypatch, rng):
     """Control: the norm is taken as the largest coordinate."""
     part = some_part(rng)
     larger = part.plus(*UNITS["plain"])
     assert model_distances(part, larger, clip=0.01).max() <= 1
 
-    def largest_coordinate(gradients, dim, dtype):
-        return gradients.abs().amax(dim=dim).to(dtype)
+    def largest_coordinate(gradients, dim, dtype=None):
+        return gradients.abs().amax(dim=dim).to(dtype or gradients.dtype)
 
     monkeypatch.setattr(dp_sgd.torch.linalg, "vector_norm", largest_coordinate)
     assert model_distances(part, larger, clip=0.01).max() > 2

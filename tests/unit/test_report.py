@@ -349,7 +349,9 @@ def test_settings_are_told_as_they_were_chosen(demo):
     text = text_of(demo[1])
     assert "MixMin (non-private): do not fine-tune" in text
     assert "DP-MixMin: learning rate 0.5, 60 steps, batch 125, clip 1 (mean stand-in AUC" in text
-    assert "Mixture: clip 6, 50 steps, learning rate 1 (mean excess loss on stand-ins" in text
+    assert (
+        "Mixture: clip 6, 50 steps, learning rate 1 (mean L1 distance to the non-private weights on stand-ins" in text
+    )
     declared = {name: ({**chosen, "chosen_by": "user_declared"}, curve.clear())
                 for name, (chosen, curve) in make_settings().items()}  # fmt: skip
     text = text_of(page_and_text(make_rows(), demo, settings=declared))

@@ -11,6 +11,7 @@ from checkout import ROOT, Checkout
 from dpmixmin import config as config_module
 from dpmixmin.config import load, validate
 from dpmixmin.errors import UserError
+from dpmixmin.explain import model_in
 
 CONFIGS = sorted((ROOT / "config").rglob("*.yaml"))
 
@@ -33,8 +34,8 @@ def test_every_field_has_a_help_text():
     def walk(model):
         for name, field in model.model_fields.items():
             assert field.description, f"{model.__name__}.{name}"
-            inner = config_module._model_in(field.annotation, name)
-            for one in inner.values() if isinstance(inner, dict) else [inner]:
+            inner = model_in(field.annotation)
+            for one in inner.values() if isinstance(inner, dict) else [inner] * (inner is not None):
                 walk(one)
 
     walk(config_module.Config)
@@ -53,6 +54,7 @@ MISTAKES = [
     (lambda c: c["privacy"].update(epsilons=[1, 1]), "privacy.epsilons lists a value twice"),
     (lambda c: c["public"].pop("standins"), "mixture.settings is missing"),
     (lambda c: c["tune"]["finetune"].update(batch=[9999]), "exceeds the part's 210 nominal units"),
+    (lambda c: c.update(experiment="public"), "experiment: `public` is the name of a folder"),
     (lambda c: c.update(mode="deploy"), 'mode: "deploy" is not valid'),
 ]
 

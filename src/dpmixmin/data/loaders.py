@@ -111,7 +111,8 @@ def _text(value) -> bytes:
 
 def _scale(features: np.ndarray, inputs: Inputs) -> np.ndarray:
     """Scale by public constants and clamp; infinities become the bound, NaN stays NaN."""
-    scaled = (features.astype(np.float64) - inputs.offset) / inputs.scale
+    with np.errstate(over="ignore", invalid="ignore"):  # a numpy warning would tell of a wild value
+        scaled = (features.astype(np.float64) - inputs.offset) / inputs.scale
     return np.clip(scaled, -inputs.bound, inputs.bound).astype(np.float32)
 
 
@@ -174,7 +175,8 @@ def _read_parquet(table: ParquetTable, unit_column: str | None) -> _Raw:
     except (pa.ArrowInvalid, OSError):
         raise UserError(f"{path}: not a readable Parquet file; check or rewrite it") from None
     features = np.concatenate([_numbers(data[name], name, path) for name in table.features], axis=1)
-    labels = {name: _numbers(data[name], name, path)[:, 0].astype(np.float32) for name in table.labels}
+    with np.errstate(over="ignore"):  # a numpy warning would tell of a wild value
+        labels = {name: _numbers(data[name], name, path)[:, 0].astype(np.float32) for name in table.labels}
     rows = zip(*(data[name].to_pylist() for name in sorted(data.column_names)), strict=True)
     content = [repr(row).encode() for row in rows] if table.record_id is None else []
     return _Raw(
@@ -197,7 +199,7 @@ def _numbers(column, name: str, path: Path) -> np.ndarray:
     if not (pa.types.is_integer(value) or pa.types.is_floating(value) or pa.types.is_boolean(value)):
         raise UserError(f"{path}: column `{name}` holds {kind}; it must hold numbers (or lists of numbers)")
     if not is_list:
-        return np.asarray(column.cast(pa.float64()).to_numpy(), dtype=np.float64).reshape(-1, 1)
+        return np.asarray(column.cast(pa.float64(), safe=False).to_numpy(), dtype=np.float64).reshape(-1, 1)
     if pa.types.is_fixed_size_list(kind):
         size = kind.list_size
     else:

@@ -54,11 +54,13 @@ class UnitGradients:
     @classmethod
     def of(cls, p: np.ndarray, *, centred: bool, units: tuple[int, np.ndarray] | None = None) -> UnitGradients:
         """Prepare a table once; each step is then two passes over it."""
-        directions = p - p.mean(axis=1, keepdims=True) if centred else p
+        with np.errstate(all="ignore"):  # a numpy warning would tell that a record has a wild value
+            directions = p - p.mean(axis=1, keepdims=True) if centred else p
+            norms = np.linalg.norm(directions, axis=1)
         if units is not None and units[0] == len(p):
             # Rows are in the order of their units already (Records.sorted), one each.
             units = None
-        return cls(p, np.linalg.norm(directions, axis=1), directions, units)
+        return cls(p, norms, directions, units)
 
     @property
     def count(self) -> int:
@@ -72,7 +74,7 @@ class UnitGradients:
         records, the mean of the records' gradients is clipped (the paper's G_ULS, Algorithm 2).
         """
         inner = self.p @ weights
-        with np.errstate(divide="ignore", invalid="ignore"):
+        with np.errstate(all="ignore"):
             inverse = np.where(inner > 0, 1 / inner, np.inf)
             if self.units is None:
                 factor = np.minimum(inverse, clip / self.norms)

@@ -90,7 +90,7 @@ def _bisect(is_high, low: float, high: float, keep: str = "high") -> float:
     return high if keep == "high" else low
 
 
-@lru_cache(maxsize=256)
+@lru_cache(maxsize=4)
 def _pld(event: Event, grid: float, pessimistic: bool = True):
     from dp_accounting.pld import privacy_loss_distribution as pld
 
@@ -166,8 +166,8 @@ def calibrate(epsilon: float, delta: float, sampling_rate: float, steps: int) ->
         Noise multiplier; the epsilon it spends is at or below the target and within 0.1 % of it (PLD), or exact
         (full batch).
     """
-    if not (epsilon > 0 and 0 < delta < 1 and 0 < sampling_rate <= 1 and steps >= 1):
-        raise ValueError("calibrate needs epsilon > 0, delta in (0, 1), sampling rate in (0, 1], steps >= 1")
+    if not (0 < epsilon < math.inf and 0 < delta < 1 and 0 < sampling_rate <= 1 and steps >= 1):
+        raise ValueError("calibrate needs a finite epsilon > 0, delta in (0, 1), sampling rate in (0, 1], steps >= 1")
     exact = math.sqrt(steps) / gaussian_mu(epsilon, delta)
     if sampling_rate == 1:
         # One part in 1e12 more noise than the root, so that rounding cannot tip epsilon over the target.
@@ -176,12 +176,17 @@ def calibrate(epsilon: float, delta: float, sampling_rate: float, steps: int) ->
     def spent(sigma: float) -> float:
         return Composition([Event(sigma, sampling_rate, steps)]).epsilon(delta)
 
-    # Sampling only helps, so the full batch's noise is an upper end; the lower end is found by halving.
-    high = exact
-    low = max(high * sampling_rate, 0.05)
-    while low > 0.05 and spent(low) <= epsilon:
-        high, low = low, low / 2
-    low_epsilon, high_epsilon = spent(low), spent(high)
+    # Sampling only helps, so the full batch's noise is an upper end. Walk DOWN from it: the cost of a distribution
+    # grows steeply as the noise shrinks, so the lower end must not be tried far below the answer.
+    high, high_epsilon = exact, spent(exact)
+    while True:
+        low = high / 2
+        low_epsilon = spent(low)
+        if low_epsilon > epsilon:
+            break
+        high, high_epsilon = low, low_epsilon
+        if high < 0.1:
+            return high  # delta alone pays for every release: this little noise meets the target
     for _ in range(60):
         if high_epsilon >= epsilon * 0.999 or high / low < 1 + 1e-6:
             break

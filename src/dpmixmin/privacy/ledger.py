@@ -4,13 +4,10 @@ Layout, outside ``results/`` (mode 0700, never a Snakemake input or output)::
 
     {ledger.path}/{dataset}/
       dataset.json          random dataset id
-      entries/000001.json   the log: one file per event, each naming the hash of the one before
+      entries/000001.json   the log (see log.py): one file per event, each naming the hash of the one before
       leases/KEY.lock       held (flock) by the process that works on a release
       store/KEY/            write-once outputs; the rename into here is a release's commit point
       tmp/                  outputs under construction
-
-An event is appended by linking a complete, fsynced file to the next free number: exclusive on every POSIX
-filesystem, so the number itself is the lock, and a writer that lost the race re-reads and decides again.
 
 An entry goes ``reserved -> committed`` or ``reserved -> void``. A process first takes the key's lease. If the entry is
 committed, the stored output is re-published: nothing is drawn, nothing is charged. If it is reserved and we hold the
@@ -23,12 +20,10 @@ Rules kept here (notes/privacy.md): 5, 18, 19, 26.
 from __future__ import annotations
 
 import fcntl
-import hashlib
 import json
 import os
 import shutil
 import sys
-import time
 import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -38,10 +33,10 @@ from typing import Any
 
 from dpmixmin import artifacts
 from dpmixmin.config import Config
-from dpmixmin.errors import UserError
 from dpmixmin.paths import PRIVATE, ROOT, STUDY
 from dpmixmin.privacy.accounting import Event
 from dpmixmin.privacy.composition import Touch, guarantee
+from dpmixmin.privacy.log import EventLog, fsync_folder, link_new
 from dpmixmin.privacy.mechanisms import MechanismSpec
 
 PARTS = ("mixing", "finetune", "validation", "test")
@@ -72,6 +67,7 @@ class Mechanism:
         made: how the private inputs were made (public config), never their content.
         code: digest of the stage's code (study mode).
         private_randomness: False under ``insecure_seed``: the output is stamped NOT PRIVATE.
+        total_variation: distance of the whole run's noise from its ideal law; it is added to delta.
     """
 
     spec: MechanismSpec
@@ -80,9 +76,10 @@ class Mechanism:
     made: dict[str, Any]
     code: str
     private_randomness: bool = True
+    total_variation: float = 0.0
 
 
-# -- the log --------------------------------------------------------------------------------------------------
+# -- entries --------------------------------------------------------------------------------------------------
 
 
 @dataclass
@@ -115,85 +112,47 @@ class Ledger:
         dataset: the dataset's name.
         label: release label of new entries.
         charge_aborted: count void entries in statements too.
+        caveats: what else every statement must say is not covered.
     """
 
-    def __init__(self, root: str | Path, dataset: str, *, label: str = "first", charge_aborted: bool = False):
-        self.root = Path(root) / dataset
+    def __init__(
+        self,
+        root: str | Path,
+        dataset: str,
+        *,
+        label: str = "first",
+        charge_aborted: bool = False,
+        caveats: tuple[str, ...] = (),
+    ):
+        self.root, self.caveats = Path(root) / dataset, caveats
         self.label, self.charge_aborted = label, charge_aborted
         for folder in (Path(root), self.root, *(self.root / n for n in ("entries", "leases", "store", "tmp"))):
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        self.dataset_id = self._dataset_id(dataset)
-        self._events: list[tuple[dict, str]] = []
+        self.log = EventLog(self.root / "entries")
+        identity = self.root / "dataset.json"
+        link_new(identity, {"dataset": dataset, "id": uuid.uuid4().hex})
+        self.dataset_id = json.loads(identity.read_text())["id"]
 
     @classmethod
     def of(cls, config: Config) -> Ledger:
         """Return the ledger that a config names; relative paths start at the checkout."""
         root = Path(config.ledger.path).expanduser()
+        by_position = config.private.table.kind == "idx" and config.private.table.rows is not None
         return cls(
             root if root.is_absolute() else ROOT / root,
             config.private.name,
             label=config.privacy.release,
             charge_aborted=config.privacy.charge_aborted,
+            # Rule 11: positions move when a record is removed, so they are for frozen files, and stamped.
+            caveats=("private.table.rows selects by position: the guarantee holds for a frozen file only",)
+            if by_position
+            else (),
         )
-
-    def _dataset_id(self, dataset: str) -> str:
-        path = self.root / "dataset.json"
-        if not path.exists():
-            self._link_new(path, {"dataset": dataset, "id": uuid.uuid4().hex})
-        return json.loads(path.read_text())["id"]
-
-    def _link_new(self, path: Path, value: dict) -> bool:
-        """Create ``path`` with this content; return False when somebody else was first."""
-        temporary = path.parent / f".{uuid.uuid4().hex}"
-        with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as out:
-            out.write(artifacts.json_bytes(value))
-            out.flush()
-            os.fsync(out.fileno())
-        try:
-            os.link(temporary, path)
-        except FileExistsError:
-            return False
-        finally:
-            temporary.unlink()
-        _fsync_folder(path.parent)
-        return True
-
-    def _read(self) -> None:
-        """Read events that were appended since the last look, checking the hash chain."""
-        while True:
-            number = len(self._events) + 1
-            path = self.root / "entries" / f"{number:06d}.json"
-            try:
-                data = path.read_bytes()
-            except FileNotFoundError:
-                break
-            event = json.loads(data)
-            expected = self._events[-1][1] if self._events else ""
-            if event["previous"] != expected:
-                raise UserError(f"{path}: the ledger's hash chain is broken here; restore it from a backup")
-            self._events.append((event, hashlib.sha256(data).hexdigest()))
-        highest = max((int(p.stem) for p in (self.root / "entries").glob("[0-9]*.json")), default=0)
-        if highest > len(self._events):
-            # Another process may have appended between the two looks; a real gap stays one.
-            path = self.root / "entries" / f"{len(self._events) + 1:06d}.json"
-            if not path.exists():
-                raise UserError(f"{path}: missing from the ledger; restore it from a backup")
-            self._read()
-
-    def _append(self, event: dict[str, Any]) -> None:
-        while True:
-            self._read()
-            previous = self._events[-1][1] if self._events else ""
-            number = len(self._events) + 1
-            full = {"number": number, "previous": previous, "time": time.time(), **event}
-            if self._link_new(self.root / "entries" / f"{number:06d}.json", full):
-                return
 
     def entries(self) -> list[Entry]:
         """Return every entry in the order of reservation."""
-        self._read()
         entries: dict[str, Entry] = {}
-        for event, _ in self._events:
+        for event in self.log.read():
             if event["event"] == "reserved":
                 entries[event["entry"]] = Entry(event["entry"], event["key"], "reserved", event)
             else:
@@ -253,13 +212,16 @@ class Ledger:
             for entry in mine:
                 if entry.state == "reserved":
                     # We hold the lease, so its owner is dead. The rename into the store was the commit point.
-                    self._append({"event": "committed" if stored.exists() else "void", "entry": entry.id})
+                    if stored.exists():
+                        self.log.append({"event": "committed", "entry": entry.id})
+                    else:
+                        self._void(entry.id)
             done = any(entry.state == "committed" for entry in self.entries() if entry.key == key)
             entry_id = next((e.id for e in self.entries() if e.key == key and e.state == "committed"), "")
             if not done:
                 entry_id = uuid.uuid4().hex
                 event = purpose.spec.event()
-                self._append(
+                self.log.append(
                     {
                         "event": "reserved",
                         "entry": entry_id,
@@ -272,6 +234,7 @@ class Ledger:
                             "sampling_rate": event.sampling_rate,
                             "steps": event.steps,
                         },
+                        "total_variation": purpose.total_variation,
                         "process": {"pid": os.getpid(), "host": os.uname().nodename},
                     }
                 )
@@ -281,13 +244,17 @@ class Ledger:
                 yield release
             except BaseException:
                 if not release.committed and not stored.exists():
-                    self._append({"event": "void", "entry": entry_id})
+                    self._void(entry_id)
                 raise
             finally:
                 release.is_open = False
             if not release.committed:
-                self._append({"event": "void", "entry": entry_id})
+                self._void(entry_id)
                 raise RuntimeError("a mechanism was opened and never committed")
+
+    def _void(self, entry_id: str) -> None:
+        shutil.rmtree(self.root / "tmp" / entry_id, ignore_errors=True)
+        self.log.append({"event": "void", "entry": entry_id})
 
     @contextmanager
     def _lease(self, key: str, cell: dict) -> Iterator[None]:
@@ -327,7 +294,7 @@ class Ledger:
             "stamp": "private" if private else "NOT PRIVATE: the noise came from a test seed",
             "guarantee": {
                 "epsilon": total["epsilon"],
-                "delta": total["delta"],
+                "delta": total["delta"] + sum(entry.facts["total_variation"] for entry in chain),
                 "unit": first.get("unit"),
                 "adjacency": first.get("adjacency"),
                 "composition": total["composition"],
@@ -342,6 +309,7 @@ class Ledger:
                     "split": entry.facts["split"],
                     "release": entry.facts["label"],
                     **entry.facts["spec"],
+                    "sampler_total_variation": entry.facts["total_variation"],
                 }
                 for entry in chain
             ],
@@ -352,16 +320,9 @@ class Ledger:
                 "other releases from the same dataset (other tasks, seeds and epsilons compose)",
                 "test metrics and everything else in study/",
                 "floating-point effects of float32 gradients; timing",
+                *self.caveats,
             ],
         }
-
-
-def _fsync_folder(folder: Path) -> None:
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 # -- what a reader holds --------------------------------------------------------------------------------------
@@ -426,11 +387,11 @@ class Release(Access):
         building = self.ledger.root / "tmp" / self.entry
         shutil.rmtree(building, ignore_errors=True)
         artifacts.publish(building, files, manifest)
-        _fsync_folder(building)
+        fsync_folder(building)
         os.rename(building, self.ledger.root / "store" / self.key)
-        _fsync_folder(self.ledger.root / "store")
+        fsync_folder(self.ledger.root / "store")
         self.committed = True
-        self.ledger._append({"event": "committed", "entry": self.entry})
+        self.ledger.log.append({"event": "committed", "entry": self.entry})
 
     def stored(self, name: str) -> bytes:
         """Return one file of the committed output."""

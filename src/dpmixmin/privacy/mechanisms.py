@@ -127,6 +127,10 @@ class GridGaussian(MechanismSpec):
 
     grid_bits: int = GRID_BITS
 
+    def __post_init__(self):
+        if not 1 <= self.grid_bits <= 28:
+            raise ValueError("grid_bits must be in [1, 28]: integer norms are checked in int64")
+
     @property
     def grid(self) -> float:
         """Distance of two grid points."""
@@ -151,8 +155,11 @@ class GridGaussian(MechanismSpec):
             over = (integers * integers).sum(axis=1) > limit
             if not over.any():
                 return integers
-            # One ulp too long: move every coordinate of these rows one grid point toward zero.
-            integers[over] -= np.sign(integers[over])
+            # Too long by an ulp, or (a caller's bug) by far: scale, and lower every coordinate by a grid point.
+            rows = integers[over]
+            shrink = np.minimum(1.0, 2**self.grid_bits / np.linalg.norm(rows, axis=1, keepdims=True))
+            scaled = np.trunc(rows * shrink).astype(np.int64)
+            integers[over] = scaled - np.where(scaled == rows, np.sign(rows), 0)
 
     def release_sum(self, vectors: np.ndarray, noise: NoiseSource) -> np.ndarray:
         """Release the noisy sum of clipped unit vectors.

@@ -72,6 +72,7 @@ def _private(config: Config, ledger: Ledger, paths: Paths, cell: Cell) -> None:
         made=config.subtree("mix", cell.task),
         code=provenance.code_digest("mix"),
         private_randomness=noise.private,
+        total_variation=spec.total_variation(len(config.axes)),
     )
     with ledger.open(("mixing",), purpose, split.split_id(cell.seed, config.private.parts)) as release:
         if not release.committed:
