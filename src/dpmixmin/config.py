@@ -254,7 +254,7 @@ class Tune(Model):
 
     epsilon: Epsilon = Field(1.0, description="Privacy target of the trial runs; the choice serves every epsilon.")
     axes_per_task: tuple[int, int] = Field(
-        (1, 3), description="A stand-in task is the union of this many random axes: [smallest, largest]."
+        (1, 5), description="A stand-in task is the union of so many random axes (fewer where there are fewer)."
     )
     difference: float = Field(
         0.5, ge=0, le=1, description="Chance that another axis is taken out of the union, so no mixture fits exactly."
@@ -321,8 +321,6 @@ class Config(Model):
                 unknown = [value for value in chosen if value not in allowed]
                 if unknown:
                     raise ValueError(f"finetune.grid names {unknown[0]}, which is not in {key}: add it there")
-        if self.tune.axes_per_task[1] > len(self.axes):
-            raise ValueError(f"tune.axes_per_task asks for {self.tune.axes_per_task[1]} axes of {len(self.axes)}")
         batches = [self.finetune.settings.batch] if self.finetune.settings else self.tune.finetune.batch
         nominal = self.private.nominal_units * self.private.parts.finetune
         if max(batches) > nominal:

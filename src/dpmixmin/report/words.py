@@ -136,6 +136,10 @@ def summary_text(measured: Measurements) -> str:
         found = [cells[task, method, epsilon] for method in measured.methods]
         rows.append([task, *(f"{_three(row['before_mean'])} -> {_three(row['after_mean'])}" for row in found)])
     lines += _aligned(rows)
+    uneven = {m for (_, m, e), row in cells.items() if e == epsilon and 0 < row["after_n"] < row["before_n"]}
+    if uneven:
+        names = ", ".join(NAMES[method] for method in measured.methods if method in uneven)
+        lines += textwrap.wrap(f"fewer seeds after than before fine-tuning (n in table.csv): {names}", 100)
     for stage, words in ((BEFORE, "before"), (AFTER, "after")):
         shared = measured.shared_tasks(stage, measured.present_methods(stage, epsilon), [epsilon])
         if shared and shared != measured.tasks:

@@ -56,12 +56,12 @@ def stand_ins(records: Records, axes: np.ndarray, config: Config, count: int) ->
         UserError: there are too few stand-ins, or too few combinations have both classes.
     """
     generator = np.random.default_rng(config.tune.seed)
-    smallest, largest = config.tune.axes_per_task
+    smallest, largest = (min(size, axes.shape[1]) for size in config.tune.axes_per_task)
     tasks: dict[str, np.ndarray] = {}
     for _ in range(200 * count):
         name, clean = _combination(axes, list(config.axes), int(generator.integers(smallest, largest + 1)),
                                    config.tune.difference, generator)  # fmt: skip
-        if 0.02 <= clean.mean() <= 0.98:
+        if 0.05 <= clean.mean() <= 0.95:
             tasks.setdefault(name, clean)
         if len(tasks) == count:
             return [_stand_in(records, config, number, *task) for number, task in enumerate(tasks.items())]
