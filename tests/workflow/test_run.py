@@ -57,6 +57,13 @@ def test_every_released_cell_spends_at_most_its_epsilon_and_states_its_curve(fin
         assert statement["stamp"] == "private"
 
 
+def test_what_follows_the_nonprivate_mixture_claims_no_guarantee(finished):
+    folder = "results/mini/study/finetuned/task=three_or_eight/method=mixmin/mechanism=dp_sgd/eps=1/seed=0"
+    statement = json.loads((finished.path / folder / "privacy.json").read_text())
+    assert statement["guarantee"] is None
+    assert statement["stamp"].startswith("NOT PRIVATE")
+
+
 def test_chain_of_mixture_and_finetuning_is_stated_as_parallel(finished):
     folder = "results/mini/released/finetuned/task=three_or_eight/method=dp_mixmin/mechanism=dp_sgd/eps=1/seed=0"
     statement = json.loads((finished.path / folder / "privacy.json").read_text())

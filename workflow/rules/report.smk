@@ -10,6 +10,7 @@ REPORT_FILES = (
     "table.csv",
     "mixtures.csv",
     "index.html",
+    *(("twice.csv",) if CONFIG.finetune.twice_the_steps else ()),
     *(f"figure_{name}.{kind}" for name in ("auc", "gain", "weights", "tuning") for kind in ("svg", "png")),
 )
 TARGETS["report"] = files_of([PATHS.report()], *REPORT_FILES)

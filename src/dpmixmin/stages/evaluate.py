@@ -59,8 +59,9 @@ def run(config: Config, args) -> None:
         row = _row(config, cell, task, cell.seed, "auc", _model_auc(config, paths, cell, *tests[cell.seed]))
         rows.append(row)
         if cell.stage == "finetuned":
-            spent = artifacts.read_json(f"{cell.folder(paths)}/privacy.json")["guarantee"]["epsilon"]
-            rows.append(_row(config, cell, task, cell.seed, "epsilon_spent", spent))
+            guarantee = artifacts.read_json(f"{cell.folder(paths)}/privacy.json")["guarantee"]
+            if guarantee is not None:
+                rows.append(_row(config, cell, task, cell.seed, "epsilon_spent", guarantee["epsilon"]))
     manifest = artifacts.manifest(
         "evaluate",
         config=config.subtree("evaluate", task),

@@ -96,6 +96,7 @@ def _statement(config: Config, ledger: Ledger, paths: Paths, pretrained: Cell, o
     upstream = artifacts.read_json(f"{pretrained.folder(paths)}/privacy.json")
     if pretrained.room == STUDY:
         statement = ledger.statement(own, delta=config.privacy.delta, tuning=tuning)
+        statement["fine_tuning_alone"], statement["guarantee"] = statement["guarantee"], None
         statement["stamp"] = "NOT PRIVATE: the mixture was learned without privacy"
         return statement
     entries = [entry["entry"] for entry in upstream["entries"]] + own
