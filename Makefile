@@ -8,7 +8,7 @@ STAMP := $(VENV)/.installed
 REPORT := results/digits/study/report
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo full test test-slow lint schema clean
+.PHONY: help install demo full test lint schema clean
 
 help: ## Show this help
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
@@ -52,4 +52,4 @@ schema: install ## Rewrite config/schema.json after a change of config.py
 	$(BIN)/python -m dpmixmin schema > config/schema.json
 
 clean: ## Delete results and logs (never the ledger: the budget that was spent stays spent)
-	rm -rf results logs .snakemake .demo.lock
+	rm -rf results logs .snakemake

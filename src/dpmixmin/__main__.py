@@ -8,10 +8,12 @@ hold a value. The whole traceback then goes to ``private/logs/``.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib
 import os
 import sys
 import traceback
+import warnings
 from pathlib import Path
 
 from dpmixmin.errors import UserError
@@ -54,6 +56,9 @@ def main(arguments: list[str] | None = None) -> int:
             modules[name].add_arguments(command)
     parsed = parser.parse_args(arguments)
     os.umask(0o077 if parsed.stage in PRIVATE_STAGES else 0o022)
+    if parsed.stage in PRIVATE_STAGES:
+        # A warning would tell that some record has a wild value.
+        warnings.simplefilter("ignore")
     from dpmixmin.config import load
 
     experiment = "?"
@@ -73,15 +78,24 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _report_privately(error: Exception, stage: str, experiment: str) -> None:
-    """Show an unexpected error without its text; keep the traceback in ``private/``."""
-    from dpmixmin.artifacts import write_bytes
-    from dpmixmin.paths import Paths
+    """Show an unexpected error without its text; keep the traceback in ``private/``.
 
+    The file is written directly: after a mechanism was opened, the usual writers refuse. Nothing here may raise, or
+    Python would print the original error with its text.
+    """
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if "dpmixmin" in frame.filename]
     place = f"{Path(frames[-1].filename).name}:{frames[-1].lineno}" if frames else "unknown place"
-    log = f"{Paths(experiment).base}/private/logs/{stage}.traceback"
-    write_bytes(log, "".join(traceback.format_exception(error)).encode())
-    print(f"internal error in {stage}: {type(error).__name__} at {place}; traceback (private): {log}", file=sys.stderr)
+    where = "not kept"
+    with contextlib.suppress(Exception):
+        folder = Path("results") / experiment / "private" / "logs"
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        log = folder / f"{stage}-{os.getpid()}.traceback"
+        with open(os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as out:
+            out.write("".join(traceback.format_exception(error)))
+        where = str(log)
+    print(
+        f"internal error in {stage}: {type(error).__name__} at {place}; traceback (private): {where}", file=sys.stderr
+    )
 
 
 if __name__ == "__main__":

@@ -13,13 +13,11 @@ import os
 import shutil
 import tempfile
 import uuid
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from dpmixmin.errors import UserError
-from dpmixmin.paths import PRIVATE, PUBLIC, RELEASED, STUDY, room_of
+from dpmixmin.paths import PRIVATE, room_of
 
 MANIFEST = "manifest.json"
 
@@ -156,11 +154,13 @@ def republish(stored: str | Path, folder: str | Path, views: dict[str, bytes]) -
     for name, data in views.items():
         temporary = folder / f".{name}.view-{os.getpid()}"
         temporary.write_bytes(data)
+        temporary.chmod(0o644)
         os.replace(temporary, folder / name)
     names = sorted(path.name for path in stored.iterdir() if path.name != MANIFEST)
     for name in [*names, MANIFEST]:
         temporary = folder / f".{name}.copy-{os.getpid()}"
         shutil.copyfile(stored / name, temporary)
+        temporary.chmod(0o644)
         os.replace(temporary, folder / name)
 
 
@@ -224,7 +224,17 @@ def parent(folder: str | Path) -> dict[str, str]:
     """
     if room_of(folder) == PRIVATE:
         raise PermissionError("a private parent is named through ledger.open")
-    return {"path": str(folder), "sha256": digest(verify(folder)["files"])}
+    return {"path": str(folder), "sha256": content_digest(folder)}
+
+
+def content_digest(folder: str | Path) -> str:
+    """Return the digest of an artefact's content, without the statement that was derived from the ledger.
+
+    Raises:
+        UserError: incomplete or altered.
+    """
+    files = verify(folder)["files"]
+    return digest({name: value for name, value in files.items() if name != "privacy.json"})
 
 
 def versions() -> dict[str, str]:
@@ -268,22 +278,3 @@ def read_table(path: str | Path, *, access: object | None = None):
         raise UserError(f"{path}: missing; run the stage that makes it") from None
     except pa.ArrowInvalid:
         raise UserError(f"{path}: not a readable Parquet file; delete it and run again") from None
-
-
-@contextmanager
-def temporary_folder(near: str | Path) -> Iterator[Path]:
-    """Yield a folder on the same filesystem as ``near``; removed afterwards if it still exists."""
-    near = Path(near)
-    near.mkdir(parents=True, exist_ok=True)
-    folder = Path(tempfile.mkdtemp(dir=near, prefix=".tmp-"))
-    try:
-        yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-
-
-__all__ = [
-    "MANIFEST", "PRIVATE", "PUBLIC", "RELEASED", "STUDY", "canonical", "digest", "file_digest", "json_bytes",
-    "make_dir", "manifest", "parent", "parquet_bytes", "publish", "read_json", "read_table", "republish", "restrict",
-    "temporary_folder", "unrestrict_for_tests", "verify", "versions", "write_bytes", "write_json",
-]  # fmt: skip

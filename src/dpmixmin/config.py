@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from dpmixmin.errors import UserError
 from dpmixmin.explain import explain
-from dpmixmin.paths import ROOMS
+from dpmixmin.paths import ROOMS, slug
 
 Name = Annotated[str, Field(pattern=r"^[A-Za-z][A-Za-z0-9_]*$", max_length=60)]
 Method = Literal["none", "uniform", "mixmin", "dp_mixmin"]
@@ -311,6 +311,17 @@ class Config(Model):
                             (self.methods, "methods")):  # fmt: skip
             if len(set(values)) != len(values):
                 raise ValueError(f"{key} lists a value twice: remove the second")
+        if len({slug(epsilon) for epsilon in self.privacy.epsilons}) < len(self.privacy.epsilons):
+            raise ValueError("privacy.epsilons: two values agree in their first six digits, so their paths would too")
+        if "macro" in self.tasks:
+            raise ValueError("tasks.macro: `macro` names the mean over tasks in the report; choose another name")
+        if "step" in self.axes:
+            raise ValueError("axes.step: `step` names a column of the trajectory; choose another name")
+        groups = [f"{task}_{method}" for task in self.tasks for method in self.methods]
+        twice = next((name for name in groups if groups.count(name) > 1), None)
+        if twice:
+            raise ValueError(f"tasks: two tasks and methods are both called `{twice}` together; rename a task")
+        self._check_columns()
         for block in self.finetune.grid:
             for chosen, allowed, key in (
                 (block.methods, self.methods, "methods"),
@@ -324,8 +335,22 @@ class Config(Model):
         batches = [self.finetune.settings.batch] if self.finetune.settings else self.tune.finetune.batch
         nominal = self.private.nominal_units * self.private.parts.finetune
         if max(batches) > nominal:
-            raise ValueError(f"a fine-tuning batch of {max(batches)} exceeds the part's {nominal:g} nominal units")
+            key = "finetune.settings.batch" if self.finetune.settings else "tune.finetune.batch"
+            raise ValueError(f"{key}: {max(batches)} exceeds the finetune part's {nominal:g} nominal units; lower it")
         return self
+
+    def _check_columns(self) -> None:
+        """Every label rule names a label column of the tables it is applied to."""
+        uses = [("axes", self.axes, "public.sources", self.public.sources)]
+        uses += [("axes", self.axes, "public.standins", self.public.standins)] if self.public.standins else []
+        uses += [("tasks", self.tasks, "private.table", self.private.table)]
+        for section, rules, where, table in uses:
+            known = (table.label,) if table.kind == "idx" else table.labels
+            for name, rule in rules.items():
+                if rule.column not in known:
+                    raise ValueError(
+                        f"{section}.{name}.column: `{rule.column}` is not a label of {where} ({', '.join(known)})"
+                    )
 
     def dump(self) -> dict[str, Any]:
         """Return the resolved config as plain JSON types."""

@@ -9,21 +9,27 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from dpmixmin.errors import UserError
+
 PUBLIC, PRIVATE, RELEASED, STUDY = "public", "private", "released", "study"
 ROOMS = (PUBLIC, PRIVATE, RELEASED, STUDY)
 
-ROOT = Path(__file__).resolve().parents[2]
-"""The checkout: the folder that holds the Snakefile."""
+
+def checkout() -> Path:
+    """Return the checkout whose workflow is running: ``$DPMIXMIN_ROOT``, else the working directory.
+
+    Raises:
+        UserError: the working directory is not a checkout.
+    """
+    root = Path(os.environ.get("DPMIXMIN_ROOT") or ".").resolve()
+    if not (root / "Snakefile").is_file():
+        raise UserError(f"{root}: no Snakefile here; run from the repository root, or set an absolute ledger.path")
+    return root
 
 
 def slug(value: float) -> str:
     """Write a number so that it can stand in a path: ``0.5 -> 0p5``, ``1.0 -> 1``, ``1e-05 -> 1e-05``."""
     return f"{value:g}".replace(".", "p")
-
-
-def unslug(text: str) -> float:
-    """Invert :func:`slug`."""
-    return float(text.replace("p", "."))
 
 
 def room_of(path: str | os.PathLike) -> str | None:

@@ -36,6 +36,11 @@ def code_digest(stage: str) -> str:
     return whole.hexdigest()[:16]
 
 
+def made(config: dict, stages: tuple[str, ...]) -> dict:
+    """Say how private inputs were made, for a store key: their config and the code of the stages that made them."""
+    return {"config": config, "code": {stage: code_digest(stage) for stage in stages}}
+
+
 @cache
 def _imports(module: str) -> list[str]:
     """Return the first-party modules that a module imports, named below the package."""

@@ -536,7 +536,7 @@ def test_rule_14_a_test_seed_anywhere_in_the_chain_stamps_the_statement(ledger):
 
 
 def test_a_statement_about_unknown_entries_is_refused(ledger):
-    with pytest.raises(ValueError, match="not in the ledger"):
+    with pytest.raises(UserError, match="lacks an entry"):
         ledger.statement(["no such entry"], delta=DELTA, tuning="public_standin")
 
 

@@ -7,11 +7,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from loading import load_private
 from scipy.stats import binomtest
 
 from dpmixmin.config import IdxTable, Inputs, ParquetTable, Parts, Private
 from dpmixmin.data.fetch import idx_bytes
-from dpmixmin.data.loaders import content_ids, load_private
+from dpmixmin.data.loaders import content_ids
 from dpmixmin.data.records import Records
 from dpmixmin.data.split import assign, split_id, study_key
 from dpmixmin.privacy.ledger import PARTS

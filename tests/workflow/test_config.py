@@ -53,7 +53,12 @@ MISTAKES = [
     (lambda c: c["privacy"].update(epsilons=[float("nan")]), "privacy.epsilons.0: NaN is not valid"),
     (lambda c: c["privacy"].update(epsilons=[1, 1]), "privacy.epsilons lists a value twice"),
     (lambda c: c["public"].pop("standins"), "mixture.settings is missing"),
-    (lambda c: c["tune"]["finetune"].update(batch=[9999]), "exceeds the part's 210 nominal units"),
+    (lambda c: c["tune"]["finetune"].update(batch=[999]), "tune.finetune.batch: 999 exceeds the finetune part's 210"),
+    (lambda c: c["axes"]["three"].update(column="digits"), "axes.three.column: `digits` is not a label of public.so"),
+    (lambda c: c["privacy"].update(epsilons=[1, 1.0000001]), "privacy.epsilons: two values agree in their first six"),
+    (lambda c: c["tasks"].update(macro=c["tasks"]["three_or_eight"]), "tasks.macro: `macro` names the mean over ta"),
+    (lambda c: c["axes"].update(step=c["axes"]["three"]), "axes.step: `step` names a column of the trajectory"),
+    (lambda c: c["tasks"].update(a=c["tasks"]["three_or_eight"], a_dp=c["tasks"]["three_or_eight"]), "`a_dp_mixmin`"),
     (lambda c: c.update(experiment="public"), "experiment: `public` is the name of a folder"),
     (lambda c: c.update(mode="deploy"), 'mode: "deploy" is not valid'),
 ]
@@ -81,12 +86,12 @@ def test_snakemake_shows_a_config_mistake_in_one_line(tmp_path):
     assert not (checkout.path / "results").exists()
 
 
-def test_a_missing_private_column_is_one_line_and_leaves_nothing_behind(tmp_path):
+def test_a_sensitive_file_of_the_wrong_form_is_one_line_and_leaves_nothing_behind(tmp_path):
     checkout = Checkout.fresh(tmp_path / "checkout")
-    checkout.edit("config/test.yaml", "three_or_eight: {column: digit", "three_or_eight: {column: digits")
+    checkout.edit("config/test.yaml", "    pool: 4\n    rows: [0, 600]", "    pool: 3\n    rows: [0, 600]")
     done = checkout.snakemake("splits", "-c1", check=False)
     assert done.returncode == 1
-    assert "error: label column `digits` is not in the table; it has: digit" in done.stdout
+    assert "28x28 pixels cannot be pooled by 3; use a divisor" in done.stdout
     assert "Traceback" not in done.stdout
     assert not (checkout.path / "results/mini/private/records/records.parquet").exists()
 

@@ -8,6 +8,7 @@ that the ledger has committed are only copied.
 import os
 import sys
 from pathlib import Path
+from shlex import quote
 
 sys.path.insert(0, str(Path(workflow.basedir) / "src"))
 
@@ -15,6 +16,7 @@ from dpmixmin import cells, provenance
 from dpmixmin.artifacts import canonical, digest, write_json
 from dpmixmin.config import validate
 from dpmixmin.errors import UserError
+from dpmixmin.lock import hold_while_running
 from dpmixmin.paths import Paths
 
 try:
@@ -34,6 +36,9 @@ if CONFIG.privacy.delta >= 1 / CONFIG.private.nominal_units:
         file=sys.stderr,
     )
 
+# A run started by hand holds the lock that `make demo` waits for before it unlocks Snakemake's folder.
+RUN_LOCK = hold_while_running()
+
 # What only this user may see: sensitive tables, and Snakemake's own records of the jobs that read them.
 for folder in (".snakemake", f"{PATHS.base}/private"):
     os.makedirs(folder, mode=0o700, exist_ok=True)
@@ -45,8 +50,9 @@ if not os.path.exists(RESOLVED):
 
 # Jobs use the Python that runs Snakemake, and this checkout's code, wherever they run.
 shell.prefix(
-    f"export PATH={Path(sys.executable).parent}:$PATH PYTHONPATH={Path(workflow.basedir) / 'src'} "
-    f"DPMIXMIN_CONFIG={RESOLVED} OMP_NUM_THREADS={CONFIG.threads}; "
+    f'export PATH={quote(str(Path(sys.executable).parent))}:"$PATH" '
+    f"PYTHONPATH={quote(str(Path(workflow.basedir) / 'src'))} DPMIXMIN_ROOT={quote(str(workflow.basedir))} "
+    f"DPMIXMIN_CONFIG={quote(RESOLVED)} OMP_NUM_THREADS={CONFIG.threads}; "
 )
 
 
@@ -71,6 +77,12 @@ def groups(stage):
 def group_name(stage, task, method):
     """Return a readable name such as mix_odd_dp_mixmin."""
     return "_".join(part for part in (stage, task, method) if part)
+
+
+def local_files(*tables):
+    """Return the files of these tables that lie outside the data cache: inputs, so that a new file is noticed."""
+    named = [(t.images, t.labels) if t.kind == "idx" else (t.path,) for t in tables if t is not None]
+    return [os.path.expanduser(path) for paths in named for path in paths if ":" not in path]
 
 
 def files_of(folders, *names):

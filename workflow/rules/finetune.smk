@@ -31,6 +31,7 @@ for (fine_task, fine_method), fine_cells in groups("finetuned").items():
             settings=subtree("finetune", fine_task),
             task=fine_task,
             method=fine_method,
+            charge_aborted=CONFIG.privacy.charge_aborted,
             number=len(fine_cells),
         message:
             "Fine-tuning {params.number} model(s) of {params.method} on {params.task} with DP-SGD."

@@ -39,6 +39,7 @@ for (mix_task, mix_method), mix_cells in groups("mixture").items():
             settings=subtree("mix", mix_task),
             task=task_option(mix_task),
             method=mix_method,
+            charge_aborted=CONFIG.privacy.charge_aborted,
             number=len(mix_cells),
         message:
             "Mixture weights by {params.method} {params.task}: {params.number} cell(s)."

@@ -26,6 +26,7 @@ for (pre_task, pre_method), pre_cells in groups("pretrained").items():
             settings=subtree("pretrain"),
             task=task_option(pre_task),
             method=pre_method,
+            charge_aborted=CONFIG.privacy.charge_aborted,
             number=len(pre_cells),
         message:
             "Pretraining {params.number} model(s) for {params.method} {params.task}."

@@ -12,6 +12,8 @@ TARGETS["predictions"] = files_of([PATHS.predictions(seed) for seed in SEEDS], "
 rule prepare_records:
     input:
         PATHS.fetched(),
+        f"{PATHS.source('sources')}/records.parquet",
+        local_files(CONFIG.private.table),
         code=code_of("records"),
     output:
         files_of([PATHS.records()], "records.parquet"),

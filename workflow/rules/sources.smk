@@ -28,6 +28,7 @@ rule fetch:
 rule prepare_sources:
     input:
         PATHS.fetched(),
+        local_files(CONFIG.public.sources, CONFIG.public.standins),
         code=code_of("sources"),
     output:
         TARGETS["sources"],

@@ -38,7 +38,7 @@ def load_public(table: IdxTable | ParquetTable, inputs: Inputs) -> Records:
     Raises:
         UserError: unreadable, empty, or holding NaN or infinity.
     """
-    raw = _read(table, unit_column=None)
+    raw = _read(table, None, None)
     where = table.images if isinstance(table, IdxTable) else table.path
     if not len(raw.features):
         raise UserError(f"{where}: no rows; a public source must have some")
@@ -50,35 +50,38 @@ def load_public(table: IdxTable | ParquetTable, inputs: Inputs) -> Records:
     return Records(ids, ids, _scale(raw.features, inputs), raw.labels).sorted()
 
 
-def load_private(private: Private, inputs: Inputs, key: bytes) -> Records:
-    """Load the sensitive table, to be called by ``ledger``-guarded stages only.
+def load_private(private: Private, inputs: Inputs, key: bytes, width: int, access: object) -> Records:
+    """Load the sensitive table.
 
-    A record's id is the HMAC of its id column, or of all its columns with an occurrence number, so equal rows get
-    different ids and removing one row changes no other's (rule 11). A unit's id is the HMAC of its column. At most
-    ``max_records_per_unit`` records of a unit are kept: those with the smallest ids, a function of that unit alone.
+    A record's id is the HMAC of its id column (and its unit), or of all its columns with an occurrence number, so
+    equal rows get different ids and removing one row changes no other's (rule 11). A unit's id is the HMAC of its
+    column; a row without one is a unit of its own. At most ``max_records_per_unit`` records of a unit are kept: those
+    with the smallest ids, a function of that unit alone.
 
     Args:
         private: the dataset's config.
         inputs: public input constants.
         key: HMAC key of the ids.
+        width: number of features, from the public sources; a row of another length is all NaN and contributes zero.
+        access: an open ``ledger.Access`` (rule 26).
 
     Raises:
         UserError: the schema is wrong (file, columns, types); never about a value.
     """
+    if not getattr(access, "is_open", False):
+        raise PermissionError("the sensitive source is opened through ledger.open only")
     unit_column = None if private.unit == "record" else private.unit
-    raw = _read(private.table, unit_column)
+    raw = _read(private.table, unit_column, width)
+    units = raw.unit if raw.unit is not None else [None] * len(raw.features)
     if raw.record_id is None:
         record = content_ids(raw.content, key)
     else:
-        record = [_hmac(key, b"record", _text(value)) for value in raw.record_id]
-    if raw.unit is None:
-        unit = record
-    else:
-        # A row without a person is a unit of its own.
-        unit = [
-            _hmac(key, b"unit", _text(value)) if value is not None else identity
-            for value, identity in zip(raw.unit, record, strict=True)
-        ]
+        pairs = zip(units, raw.record_id, strict=True)
+        record = [_hmac(key, b"record", _text(unit) + b"\0" + _text(value)) for unit, value in pairs]
+    unit = [
+        _hmac(key, b"unit", _text(value)) if value is not None and value == value else identity
+        for value, identity in zip(units, record, strict=True)
+    ]
     features = _scale(raw.features, inputs)
     records = Records(
         np.asarray(record, dtype=np.str_), np.asarray(unit, dtype=np.str_), features, raw.labels
@@ -116,12 +119,19 @@ def _scale(features: np.ndarray, inputs: Inputs) -> np.ndarray:
     return np.clip(scaled, -inputs.bound, inputs.bound).astype(np.float32)
 
 
-def _read(table: IdxTable | ParquetTable, unit_column: str | None) -> _Raw:
+def _read(table: IdxTable | ParquetTable, unit_column: str | None, width: int | None) -> _Raw:
+    """Read a table; ``width`` is None for public tables, whose own rows say how many features there are."""
     if isinstance(table, IdxTable):
         if unit_column is not None:
             raise UserError(f"private.unit: idx files have no column `{unit_column}`; use `record` or a Parquet table")
-        return _read_idx(table)
-    return _read_parquet(table, unit_column)
+        raw = _read_idx(table)
+        if width is not None and raw.features.shape[1] != width:
+            raise UserError(
+                f"{table.images}: {raw.features.shape[1]} features a record, the public sources have {width}; "
+                "they must agree"
+            )
+        return raw
+    return _read_parquet(table, unit_column, width)
 
 
 # -- idx ------------------------------------------------------------------------------------------------------
@@ -159,7 +169,7 @@ def _idx(path: Path, dimensions: int) -> np.ndarray:
 # -- Parquet --------------------------------------------------------------------------------------------------
 
 
-def _read_parquet(table: ParquetTable, unit_column: str | None) -> _Raw:
+def _read_parquet(table: ParquetTable, unit_column: str | None, width: int | None) -> _Raw:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -174,39 +184,86 @@ def _read_parquet(table: ParquetTable, unit_column: str | None) -> _Raw:
         data = pq.read_table(path, partitioning=None)
     except (pa.ArrowInvalid, OSError):
         raise UserError(f"{path}: not a readable Parquet file; check or rewrite it") from None
-    features = np.concatenate([_numbers(data[name], name, path) for name in table.features], axis=1)
+    features = _features(data, table.features, path, width)
     with np.errstate(over="ignore"):  # a numpy warning would tell of a wild value
-        labels = {name: _numbers(data[name], name, path)[:, 0].astype(np.float32) for name in table.labels}
-    rows = zip(*(data[name].to_pylist() for name in sorted(data.column_names)), strict=True)
+        labels = {name: _scalars(data[name], name, path).astype(np.float32) for name in table.labels}
+    rows = zip(*(_values(data[name]) for name in sorted(data.column_names)), strict=True)
     content = [repr(row).encode() for row in rows] if table.record_id is None else []
     return _Raw(
         features,
         labels,
         content,
-        data[table.record_id].to_pylist() if table.record_id else None,
-        data[unit_column].to_pylist() if unit_column else None,
+        _values(data[table.record_id]) if table.record_id else None,
+        _values(data[unit_column]) if unit_column else None,
     )
 
 
-def _numbers(column, name: str, path: Path) -> np.ndarray:
-    """Return a column of numbers, or of fixed-length lists of numbers, as float64 of shape (n, d)."""
+def _features(data, names: tuple[str, ...], path: Path, width: int | None) -> np.ndarray:
+    """Return the feature columns side by side, float64 of shape (n, d)."""
     import pyarrow as pa
-    import pyarrow.compute as pc
 
-    kind = column.type
-    is_list = pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)
-    value = kind.value_type if is_list else kind
-    if not (pa.types.is_integer(value) or pa.types.is_floating(value) or pa.types.is_boolean(value)):
+    columns = []
+    for name in names:
+        kind = data[name].type
+        if pa.types.is_list(kind) or pa.types.is_large_list(kind):
+            # The length is not in the schema: for private data it comes from the public sources.
+            columns.append(_lists(data[name], name, path, width, alone=len(names) == 1))
+        elif pa.types.is_fixed_size_list(kind):
+            columns.append(_lists(data[name], name, path, kind.list_size, alone=True))
+        else:
+            columns.append(_scalars(data[name], name, path).reshape(-1, 1))
+    features = np.concatenate(columns, axis=1)
+    if width is not None and features.shape[1] != width:
+        raise UserError(f"{path}: {features.shape[1]} features a record, the public sources have {width}")
+    return features
+
+
+def _require_numbers(kind, name: str, path: Path) -> None:
+    import pyarrow as pa
+
+    if not (pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind)):
         raise UserError(f"{path}: column `{name}` holds {kind}; it must hold numbers (or lists of numbers)")
-    if not is_list:
-        return np.asarray(column.cast(pa.float64(), safe=False).to_numpy(), dtype=np.float64).reshape(-1, 1)
-    if pa.types.is_fixed_size_list(kind):
-        size = kind.list_size
-    else:
-        lengths = set(pc.list_value_length(column).to_pylist()) - {None}
-        # Which lengths occur is a matter of the table's schema, so naming it tells nothing about one record's value.
-        if len(lengths) > 1:
-            raise UserError(f"{path}: column `{name}` holds lists of different lengths; store a fixed-size list")
-        size = lengths.pop() if lengths else 0
-    rows = [row if row is not None else [None] * size for row in column.to_pylist()]
-    return np.asarray(rows, dtype=np.float64).reshape(len(rows), size)
+
+
+def _scalars(column, name: str, path: Path) -> np.ndarray:
+    """Return a column of numbers as float64 of shape (n,); nulls become NaN."""
+    import pyarrow as pa
+
+    _require_numbers(column.type, name, path)
+    return np.asarray(column.cast(pa.float64(), safe=False).to_numpy(), dtype=np.float64)
+
+
+def _lists(column, name: str, path: Path, width: int | None, *, alone: bool) -> np.ndarray:
+    """Return a column of number lists as float64 of shape (n, width); a row of another length is all NaN.
+
+    With ``width`` None (public data) the first row decides, and another length is an error.
+    """
+    _require_numbers(column.type.value_type, name, path)
+    rows = _values(column)
+    if width is None:
+        width = len(rows[0]) if rows and rows[0] is not None else 0
+        odd = next((i for i, row in enumerate(rows) if row is None or len(row) != width), None)
+        if odd is not None:
+            raise UserError(f"{path}: row {odd} of column `{name}` has another length than the first; clean it")
+    elif not alone:
+        raise UserError(f"{path}: column `{name}` is one of several features; store it as a fixed-size list")
+    out = np.full((len(rows), width), np.nan)
+    for i, row in enumerate(rows):
+        if row is not None and len(row) == width:
+            out[i] = [np.nan if value is None else value for value in row]
+    return out
+
+
+def _values(column) -> list:
+    """Return a column's values as Python objects; one that cannot be read does not stop the others."""
+    try:
+        return column.to_pylist()
+    except Exception:
+        return [_value(scalar) for scalar in column]
+
+
+def _value(scalar):
+    try:
+        return scalar.as_py()
+    except Exception:
+        return "unreadable"

@@ -24,7 +24,7 @@ def study_key(seed: int) -> bytes:
 
 def split_id(seed: int, parts: Parts) -> str:
     """Name a partition: the key and the fractions, since either alone does not define the parts."""
-    fractions = "-".join(f"{getattr(parts, part):g}" for part in PARTS)
+    fractions = "-".join(repr(getattr(parts, part)) for part in PARTS)
     return f"seed={seed}/fractions={fractions}"
 
 
@@ -51,6 +51,7 @@ def assign(units: np.ndarray, key: bytes, parts: Parts) -> np.ndarray:
 
 def open_part(access: Access, paths: Paths, seed: int) -> Records:
     """Return the sensitive records of the parts that an access may see, in the order of (unit, record)."""
-    members = strings(access.table(paths.split(seed), "split")["record"])
+    # By unit: a part is a property of the unit, and record ids need be unique within a unit only.
+    members = strings(access.table(paths.split(seed), "split")["unit"])
     records = Records.from_arrow(access.table(paths.records(), "records"))
-    return records.take(np.isin(records.record, members))
+    return records.take(np.isin(records.unit, members))

@@ -10,7 +10,6 @@ Opacus' engine, loader and accountant are not used: they derive the rate and the
 from __future__ import annotations
 
 import sys
-import time
 import warnings
 from collections.abc import Iterator
 
@@ -133,11 +132,10 @@ def fine_tune(sums: ClippedSum, spec: ModelGaussian, learning_rate: float, noise
         learning_rate: step size of SGD (post-processing).
         noise: source of all private randomness.
     """
-    started = time.monotonic()
     for step in range(spec.steps):
         total = sums(spec.sample(sums.units, noise), spec.clip).numpy()
         update = (total + spec.noise_for(sums.size, noise)) / spec.expected_batch
         sums.add(torch.from_numpy(-learning_rate * update))
-        if time.monotonic() - started > 10:
-            started = time.monotonic()
+        # By steps, never by time: how long a step takes depends on the number of units.
+        if spec.steps >= 100 and (step + 1) % (spec.steps // 10) == 0:
             print(f"  step {step + 1}/{spec.steps}", file=sys.stderr, flush=True)

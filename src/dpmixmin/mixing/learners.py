@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from dpmixmin.mixing.objective import UnitGradients, mean_loss
+from dpmixmin.mixing.objective import UnitGradients
 from dpmixmin.privacy.mechanisms import GridGaussian
 from dpmixmin.privacy.noise import NoiseSource
 
@@ -65,12 +65,14 @@ def learn_nonprivate(p: np.ndarray, *, steps: int = 2000, tolerance: float = 1e-
     Each update multiplies lambda_i by the mean over records of p_i / (p . lambda): it never increases the loss and
     converges to the optimum of this convex problem.
     """
-    p = p[np.isfinite(p).all(axis=1)]
+    # A record that every source finds impossible has no optimum to offer.
+    p = p[np.isfinite(p).all(axis=1) & (p > 0).any(axis=1)]
     k = p.shape[1]
     weights = np.full(k, 1 / k)
     trajectory = [weights]
     for _ in range(steps if len(p) else 0):
-        updated = weights * (p / (p @ weights)[:, None]).mean(axis=0)
+        inner = np.maximum(p @ weights, np.finfo(float).tiny)
+        updated = weights * (p / inner[:, None]).mean(axis=0)
         updated /= updated.sum()
         change = np.abs(updated - weights).sum()
         weights = updated
@@ -95,6 +97,3 @@ def closeness(weights: np.ndarray, reference: np.ndarray) -> dict[str, float]:
 def _softmax(logits: np.ndarray) -> np.ndarray:
     exponentials = np.exp(logits - logits.max())
     return exponentials / exponentials.sum()
-
-
-__all__ = ["Learned", "closeness", "learn_nonprivate", "learn_private", "mean_loss", "uniform"]

@@ -35,6 +35,10 @@ def mean_loss(p: np.ndarray, weights: np.ndarray) -> float:
     return float(-np.log(np.clip(values[np.isfinite(values)], 1e-300, None)).mean())
 
 
+_LARGEST_INVERSE = 1e100
+"""Cap of 1 / (p . lambda): above every gradient that matters, small enough that norms stay finite."""
+
+
 @dataclass(frozen=True)
 class UnitGradients:
     """Clipped gradients of the objective, one vector per unit.
@@ -47,7 +51,6 @@ class UnitGradients:
     """
 
     p: np.ndarray
-    norms: np.ndarray
     directions: np.ndarray
     units: tuple[int, np.ndarray] | None
 
@@ -56,11 +59,7 @@ class UnitGradients:
         """Prepare a table once; each step is then two passes over it."""
         with np.errstate(all="ignore"):  # a numpy warning would tell that a record has a wild value
             directions = p - p.mean(axis=1, keepdims=True) if centred else p
-            norms = np.linalg.norm(directions, axis=1)
-        if units is not None and units[0] == len(p):
-            # Rows are in the order of their units already (Records.sorted), one each.
-            units = None
-        return cls(p, norms, directions, units)
+        return cls(p, directions, units)
 
     @property
     def count(self) -> int:
@@ -70,20 +69,19 @@ class UnitGradients:
     def clipped(self, weights: np.ndarray, clip: float) -> np.ndarray:
         """Return each unit's gradient at ``weights``, clipped to ``clip``: float64 of shape (units, k).
 
-        A record's factor is min(1 / (p . lambda), C / |p|), finite even at p . lambda = 0. For units of several
-        records, the mean of the records' gradients is clipped (the paper's G_ULS, Algorithm 2).
+        The mean of a unit's record gradients is clipped (the paper's G_ULS, Algorithm 2); most units have one record.
+        A record's gradient is capped far above any clip, so it is finite at p . lambda = 0; a record that is not
+        finite makes its unit contribute zero. Every operation on a unit depends on that unit alone, to the last bit:
+        row-wise sums and no matrix product, whose rounding could change with the number of rows.
         """
-        inner = self.p @ weights
         with np.errstate(all="ignore"):
+            inner = (self.p * weights).sum(axis=1)
             inverse = np.where(inner > 0, 1 / inner, np.inf)
-            if self.units is None:
-                factor = np.minimum(inverse, clip / self.norms)
-                factor = np.where(self.norms == 0, 0.0, factor)
-                return -self.directions * factor[:, None]
-            gradients = -self.directions * np.minimum(inverse, 1e12)[:, None]
-        count, index = self.units
-        total = np.zeros((count, self.p.shape[1]))
-        np.add.at(total, index, np.where(np.isfinite(gradients).all(axis=1, keepdims=True), gradients, 0.0))
-        means = total / np.bincount(index, minlength=count)[:, None]
-        norms = np.linalg.norm(means, axis=1, keepdims=True)
-        return means * np.minimum(1.0, clip / np.maximum(norms, 1e-300))
+            gradients = -self.directions * np.minimum(inverse, _LARGEST_INVERSE)[:, None]
+            if self.units is not None:
+                count, index = self.units
+                total = np.zeros((count, self.p.shape[1]))
+                np.add.at(total, index, gradients)
+                gradients = total / np.bincount(index, minlength=count)[:, None]
+            norms = np.linalg.norm(gradients, axis=1, keepdims=True)
+            return gradients * np.minimum(1.0, clip / np.maximum(norms, 1e-300))

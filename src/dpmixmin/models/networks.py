@@ -84,7 +84,14 @@ def refuse_batch_statistics(model: nn.Module) -> None:
 
 @torch.no_grad()
 def predict(model: nn.Module, features: torch.Tensor, batch: int = 2000) -> torch.Tensor:
-    """Return logits of shape (n, outputs), one record at a time in effect: a record's row depends on it alone."""
+    """Return logits of shape (n, outputs).
+
+    Args:
+        model: gives logits.
+        features: shape (n, d).
+        batch: records at a time. With 1, a record's logits depend on it alone to the last bit; with more, their
+            rounding may depend on how many others there are.
+    """
     model.eval()
     if not len(features):
         return model(features)

@@ -51,10 +51,15 @@ def guarantee(touches: Sequence[Touch], delta: float) -> dict:
     mus = [each["gaussian_mu"] for each in curves]
     merged["gaussian_mu"] = None if None in mus else max(mus)
     merged["accountant"] = "; ".join(sorted({each["accountant"] for each in curves}))
-    parallel = len(touches) > 1 and all(len(composition.events) == 1 for composition in compositions)
+    if len(touches) == 1:
+        words = "one release"
+    elif all(len(composition.events) == 1 for composition in compositions):
+        words = "parallel: disjoint parts, the maximum"
+    else:
+        words = "sequential where parts overlap"
     return {
         "epsilon": max(composition.epsilon(delta) for composition in compositions),
         "delta": delta,
         "curve": merged,
-        "composition": "parallel: disjoint parts, the maximum" if parallel else "sequential where parts overlap",
+        "composition": words,
     }

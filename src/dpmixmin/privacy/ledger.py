@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import fcntl
 import json
+import math
 import os
 import shutil
 import sys
@@ -33,7 +34,8 @@ from typing import Any
 
 from dpmixmin import artifacts
 from dpmixmin.config import Config
-from dpmixmin.paths import PRIVATE, ROOT, STUDY
+from dpmixmin.errors import UserError
+from dpmixmin.paths import PRIVATE, STUDY, checkout
 from dpmixmin.privacy.accounting import Event
 from dpmixmin.privacy.composition import Touch, guarantee
 from dpmixmin.privacy.log import EventLog, fsync_folder, link_new
@@ -137,9 +139,10 @@ class Ledger:
     def of(cls, config: Config) -> Ledger:
         """Return the ledger that a config names; relative paths start at the checkout."""
         root = Path(config.ledger.path).expanduser()
+        root = root if root.is_absolute() else checkout() / root
         by_position = config.private.table.kind == "idx" and config.private.table.rows is not None
         return cls(
-            root if root.is_absolute() else ROOT / root,
+            root,
             config.private.name,
             label=config.privacy.release,
             charge_aborted=config.privacy.charge_aborted,
@@ -280,7 +283,10 @@ class Ledger:
         """
         chain = [entry for entry in self.entries() if entry.id in set(entry_ids)]
         if len(chain) != len(set(entry_ids)):
-            raise ValueError("an entry of this chain is not in the ledger")
+            raise UserError(
+                f"{self.root}: this ledger lacks an entry that a released artefact names; restore it from a backup, "
+                "or delete results/ and set privacy.release to a new label"
+            )
         aborted = [
             entry
             for entry in self.entries()
@@ -289,12 +295,14 @@ class Ledger:
         touches = [entry.touch() for entry in chain + (aborted if self.charge_aborted else [])]
         total = guarantee(touches, delta)
         first = chain[0].facts["spec"] if chain else {}
+        variation = sum(entry.facts["total_variation"] for entry in chain)
         private = all(entry.facts["private_randomness"] for entry in chain)
         return {
             "stamp": "private" if private else "NOT PRIVATE: the noise came from a test seed",
             "guarantee": {
                 "epsilon": total["epsilon"],
-                "delta": total["delta"] + sum(entry.facts["total_variation"] for entry in chain),
+                # A law within TV of an (epsilon, delta)-DP one is (epsilon, delta + (1 + e^epsilon) TV)-DP.
+                "delta": total["delta"] + (1 + math.exp(total["epsilon"])) * variation,
                 "unit": first.get("unit"),
                 "adjacency": first.get("adjacency"),
                 "composition": total["composition"],
@@ -323,6 +331,15 @@ class Ledger:
                 *self.caveats,
             ],
         }
+
+
+TUNING = ("none", "public_standin", "user_declared", "private_uncharged")
+"""How settings were chosen, from nothing to declare to the worst."""
+
+
+def least_public(*tunings: str) -> str:
+    """Return the worst of several ways in which a chain's settings were chosen."""
+    return max(tunings, key=TUNING.index)
 
 
 # -- what a reader holds --------------------------------------------------------------------------------------

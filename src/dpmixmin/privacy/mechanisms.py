@@ -121,8 +121,8 @@ class GridGaussian(MechanismSpec):
 
     Each unit's clipped vector is rounded TOWARD ZERO onto multiples of C / 2**20, summed exactly in int64, and
     ROUND(N(0, (sigma C)**2) / grid) is added to every coordinate. That is the continuous Gaussian mechanism on the
-    rounded vectors followed by rounding, so its accounting holds; the sampler's total variation (2**-100 a draw) is
-    below float64's resolution of any delta that this program accepts.
+    rounded vectors followed by rounding, so its accounting holds; the sampler's total variation (2**-130 a draw) is
+    added to delta, times 1 + e^epsilon.
     """
 
     grid_bits: int = GRID_BITS

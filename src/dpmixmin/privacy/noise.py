@@ -19,8 +19,12 @@ _PROBABILITY_BITS = 192
 NDTRI_ERROR = 1e-12
 """Bound on |computed - exact| / (1 + |x|) of the float64 inverse normal CDF; a thousand times what is observed."""
 
-LOG2_TV_PER_DRAW = -100
-"""Total variation between a rounded Gaussian draw and its ideal law is at most 2**-100."""
+LOG2_TV_PER_DRAW = -130
+"""Total variation between a rounded Gaussian draw and its ideal law is at most 2**-130.
+
+The uniform has steps of 2**-192, so each integer's probability is off by at most that; with scales up to 2**50 fewer
+than 2**56 integers can occur, and the cut beyond 16 standard deviations costs less than 2**-190.
+"""
 
 
 class NoiseSource:
@@ -70,7 +74,7 @@ class NoiseSource:
 
         A 192-bit uniform goes through the inverse CDF in float64 with an error bound; where the bound leaves the
         rounding open, the uniform is compared with the exact CDF at the boundary (:func:`_settle`). The uniform's
-        granularity and the cut at its smallest value give a total variation below 2**-100 a draw.
+        granularity and the cut at its smallest value give a total variation below 2**-130 a draw.
 
         Args:
             scale: standard deviation in grid units, at most 2**50.

@@ -29,6 +29,6 @@ def build_proxy(width: int, config: Config) -> nn.Module:
     return networks.build(config.inputs, width, config.proxy, len(config.axes), config.proxy.seed)
 
 
-def source_predictions(model: nn.Module, features: np.ndarray) -> np.ndarray:
-    """Return f_i(x), float32 of shape (n, k), in [0, 1]."""
-    return torch.sigmoid(networks.predict(model, torch.from_numpy(features))).numpy()
+def source_predictions(model: nn.Module, features: np.ndarray, batch: int = 2000) -> np.ndarray:
+    """Return f_i(x), float32 of shape (n, k), in [0, 1]; see :func:`networks.predict` for ``batch``."""
+    return torch.sigmoid(networks.predict(model, torch.from_numpy(features), batch)).numpy()

@@ -19,7 +19,7 @@ from dpmixmin.data.fetch import say
 from dpmixmin.finetune.dp_sgd import ClippedSum, fine_tune
 from dpmixmin.models import networks
 from dpmixmin.paths import STUDY, Paths
-from dpmixmin.privacy.ledger import Ledger, Mechanism
+from dpmixmin.privacy.ledger import Ledger, Mechanism, least_public
 from dpmixmin.privacy.noise import noise_source
 from dpmixmin.specs import finetune_spec
 
@@ -70,8 +70,8 @@ def _fine_tune(
     purpose = Mechanism(
         spec=spec,
         cell=cell.coordinates(),
-        inputs={parent["path"]: parent["sha256"] for parent in parents},
-        made=config.subtree("finetune", cell.task),
+        inputs={"pretrained": parents[0]["sha256"], "settings": parents[1]["sha256"]},
+        made=provenance.made(config.subtree("finetune", cell.task), ("records", "split")),
         code=provenance.code_digest("finetune"),
         private_randomness=noise.private,
     )
@@ -96,11 +96,12 @@ def _statement(config: Config, ledger: Ledger, paths: Paths, pretrained: Cell, o
     upstream = artifacts.read_json(f"{pretrained.folder(paths)}/privacy.json")
     if pretrained.room == STUDY:
         statement = ledger.statement(own, delta=config.privacy.delta, tuning=tuning)
-        statement["fine_tuning_alone"], statement["guarantee"] = statement["guarantee"], None
+        statement["fine_tuning_alone"] = statement["guarantee"] if own else None
+        statement["guarantee"] = None
         statement["stamp"] = "NOT PRIVATE: the mixture was learned without privacy"
         return statement
     entries = [entry["entry"] for entry in upstream["entries"]] + own
-    return ledger.statement(entries, delta=config.privacy.delta, tuning=tuning)
+    return ledger.statement(entries, delta=config.privacy.delta, tuning=least_public(upstream["tuning"], tuning))
 
 
 def _manifest(config: Config, cell: Cell, parents: list[dict]) -> dict:

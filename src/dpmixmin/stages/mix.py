@@ -68,8 +68,8 @@ def _private(config: Config, ledger: Ledger, paths: Paths, cell: Cell) -> None:
     purpose = Mechanism(
         spec=spec,
         cell=cell.coordinates(),
-        inputs={parent["path"]: parent["sha256"] for parent in parents},
-        made=config.subtree("mix", cell.task),
+        inputs={"settings": parents[0]["sha256"], "proxy": parents[1]["sha256"]},
+        made=provenance.made(config.subtree("mix", cell.task), ("records", "split", "predict")),
         code=provenance.code_digest("mix"),
         private_randomness=noise.private,
         total_variation=spec.total_variation(len(config.axes)),

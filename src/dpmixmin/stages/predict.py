@@ -38,16 +38,17 @@ def run(config: Config, args) -> None:
         model = load_state(build_proxy(records.features.shape[1], config), weights)
         for seed in args.seeds or config.seeds:
             split = access.table(paths.split(seed), "split")
-            keep = np.isin(records.record, strings(split["record"]))
-            part_of = dict(zip(split["record"].to_pylist(), split["part"].to_pylist(), strict=True))
+            keep = np.isin(records.unit, strings(split["unit"]))
+            part_of = dict(zip(split["unit"].to_pylist(), split["part"].to_pylist(), strict=True))
             rows = table.filter(pa.array(keep))
-            predictions = source_predictions(model, records.features[keep])
+            # One record at a time: in a batch, a record's last bits could depend on how many others there are.
+            predictions = source_predictions(model, records.features[keep], batch=1)
             columns = {name: pa.array(predictions[:, i]) for i, name in enumerate(config.axes)}
             out = pa.table(
                 {
                     "unit": rows["unit"],
                     "record": rows["record"],
-                    "part": pa.array([part_of[record] for record in rows["record"].to_pylist()], pa.string()),
+                    "part": pa.array([part_of[unit] for unit in rows["unit"].to_pylist()], pa.string()),
                     "labels": rows["labels"],
                     **{f"source_{name}": column for name, column in columns.items()},
                 }

@@ -1,7 +1,8 @@
 """Prepare the sensitive record table.
 
-Reads: the sensitive source, through the ledger. Writes: ``private/records/records.parquet``. Spends nothing: the
-output stays private, and each of its rows is a function of one source row and public constants.
+Reads: the sensitive source, through the ledger; the number of features, from the public sources. Writes:
+``private/records/records.parquet``. Spends nothing: the output stays private, and each of its rows is a function of
+one source row and public constants.
 """
 
 from __future__ import annotations
@@ -23,8 +24,11 @@ def run(config: Config, args) -> None:
     """Load the sensitive table and write it in the fixed schema."""
     # Study mode derives the key of the ids from public constants, so that a run is reproducible.
     key = hashlib.sha256(f"dpmixmin record ids {config.private.name}".encode()).digest()
-    with Ledger.of(config).open(PARTS, Derive()):
-        records = loaders.load_private(config.private, config.inputs, key)
+    paths = Paths(config.experiment)
+    sources = artifacts.read_table(f"{paths.source('sources')}/records.parquet")
+    width = sources.schema.field("features").type.list_size
+    with Ledger.of(config).open(PARTS, Derive()) as access:
+        records = loaders.load_private(config.private, config.inputs, key, width, access)
         for rule in config.tasks.values():
             records.label(rule)
         manifest = artifacts.manifest(
@@ -35,4 +39,4 @@ def run(config: Config, args) -> None:
             private=True,
         )
         files = {"records.parquet": artifacts.parquet_bytes(records.to_arrow())}
-        artifacts.publish(Paths(config.experiment).records(), files, manifest)
+        artifacts.publish(paths.records(), files, manifest)

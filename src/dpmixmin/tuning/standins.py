@@ -44,7 +44,7 @@ class StandIn:
 
 
 def stand_ins(records: Records, axes: np.ndarray, config: Config, count: int) -> list[StandIn]:
-    """Make ``count`` stand-in tasks, different where there are enough unions; a longer list starts with a shorter one.
+    """Make ``count`` different stand-in tasks (fewer where few axes give fewer); longer lists start with shorter ones.
 
     Args:
         records: the stand-in records.
@@ -53,7 +53,7 @@ def stand_ins(records: Records, axes: np.ndarray, config: Config, count: int) ->
         count: number of tasks.
 
     Raises:
-        UserError: there are too few stand-ins, or too few combinations have both classes.
+        UserError: there are too few stand-ins, or no combination of axes has both classes.
     """
     generator = np.random.default_rng(config.tune.seed)
     smallest, largest = (min(size, axes.shape[1]) for size in config.tune.axes_per_task)
@@ -64,11 +64,10 @@ def stand_ins(records: Records, axes: np.ndarray, config: Config, count: int) ->
         if 0.05 <= clean.mean() <= 0.95:
             tasks.setdefault(name, clean)
         if len(tasks) == count:
-            return [_stand_in(records, config, number, *task) for number, task in enumerate(tasks.items())]
-    raise UserError(
-        f"public.standins: fewer than {count} combinations of label axes have both classes; "
-        "lower tune.mixture.tasks and tune.finetune.tasks"
-    )
+            break
+    if not tasks:
+        raise UserError("public.standins: no combination of label axes has both classes; check axes")
+    return [_stand_in(records, config, number, *task) for number, task in enumerate(tasks.items())]
 
 
 def _combination(
