@@ -17,6 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
+from dpmixmin.artifacts import read_table
 from dpmixmin.config import LabelRule
 from dpmixmin.errors import UserError
 
@@ -65,6 +66,11 @@ class Records:
             UserError: the column does not exist.
         """
         return binary_label(self.labels, rule)
+
+    @classmethod
+    def read_public(cls, folder: str) -> Records:
+        """Read the record table of a public artefact."""
+        return cls.from_arrow(read_table(f"{folder}/records.parquet"))
 
     def to_arrow(self) -> pa.Table:
         """Return the table in its fixed Arrow schema."""

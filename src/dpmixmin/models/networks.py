@@ -105,9 +105,9 @@ def state_bytes(model: nn.Module) -> bytes:
     return save({name: value.contiguous() for name, value in model.state_dict().items()})
 
 
-def load_state(model: nn.Module, data: bytes) -> nn.Module:
-    """Load weights of :func:`state_bytes` into a model of the same shape."""
-    from safetensors.torch import load
+def load_state(model: nn.Module, folder: str) -> nn.Module:
+    """Load an artefact's ``model.safetensors`` into a model of the same shape."""
+    from safetensors.torch import load_file
 
-    model.load_state_dict(load(data))
+    model.load_state_dict(load_file(f"{folder}/model.safetensors"))
     return model

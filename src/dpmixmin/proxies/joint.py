@@ -29,6 +29,11 @@ def build_proxy(width: int, config: Config) -> nn.Module:
     return networks.build(config.inputs, width, config.proxy, len(config.axes), config.proxy.seed)
 
 
+def load_proxy(folder: str, width: int, config: Config) -> nn.Module:
+    """Return the trained proxy of an artefact, for records of ``width`` features."""
+    return networks.load_state(build_proxy(width, config), folder)
+
+
 def source_predictions(model: nn.Module, features: np.ndarray, batch: int = 2000) -> np.ndarray:
     """Return f_i(x), float32 of shape (n, k), in [0, 1]; see :func:`networks.predict` for ``batch``."""
     return torch.sigmoid(networks.predict(model, torch.from_numpy(features), batch)).numpy()

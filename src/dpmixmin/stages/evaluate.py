@@ -94,8 +94,7 @@ def _weights(config: Config, paths: Paths, cell: Cell) -> np.ndarray:
 
 def _model_auc(config: Config, paths: Paths, cell: Cell, records: Records, labels: np.ndarray) -> float:
     model = networks.build(config.inputs, records.features.shape[1], config.pretrain, 1, 0)
-    with open(f"{cell.folder(paths)}/model.safetensors", "rb") as handle:
-        networks.load_state(model, handle.read())
+    networks.load_state(model, cell.folder(paths))
     logits = networks.predict(model, torch.from_numpy(records.features))[:, 0].numpy()
     return auc(labels, logits)
 

@@ -9,6 +9,8 @@ the pretrained model is the result and nothing is spent here.
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import torch
 
 from dpmixmin import artifacts, provenance
@@ -53,7 +55,10 @@ def _keep_pretrained(
     folder = pretrained.folder(paths)
     parents = [artifacts.parent(folder), settings]
     statement = _statement(config, ledger, paths, pretrained, [], tuning)
-    files = {"model.safetensors": _read(folder), "privacy.json": artifacts.json_bytes(statement)}
+    files = {
+        "model.safetensors": Path(folder, "model.safetensors").read_bytes(),
+        "privacy.json": artifacts.json_bytes(statement),
+    }
     artifacts.publish(cell.folder(paths), files, _manifest(config, cell, parents))
 
 
@@ -81,7 +86,7 @@ def _fine_tune(
             units, index = records.units()
             labels = records.label(config.tasks[cell.task])
             model = networks.build(config.inputs, records.features.shape[1], config.pretrain, 1, 0)
-            networks.load_state(model, _read(folder))
+            networks.load_state(model, folder)
             sums = ClippedSum(model, records.features, labels, index, units, config.finetune.physical_batch)
             fine_tune(sums, spec, values.learning_rate, noise)
             manifest = _manifest(config, cell, [*parents, release.parent(paths.records()),
@@ -113,8 +118,3 @@ def _manifest(config: Config, cell: Cell, parents: list[dict]) -> dict:
         cell=cell.coordinates(),
         seed=cell.seed,
     )
-
-
-def _read(folder: str) -> bytes:
-    with open(f"{folder}/model.safetensors", "rb") as handle:
-        return handle.read()

@@ -14,10 +14,9 @@ import torch
 from dpmixmin import artifacts, provenance
 from dpmixmin.config import Config
 from dpmixmin.data.records import Records, strings
-from dpmixmin.models.networks import load_state
 from dpmixmin.paths import Paths
 from dpmixmin.privacy.ledger import Derive, Ledger
-from dpmixmin.proxies.joint import build_proxy, source_predictions
+from dpmixmin.proxies.joint import load_proxy, source_predictions
 
 
 def add_arguments(parser) -> None:
@@ -30,12 +29,10 @@ def run(config: Config, args) -> None:
     torch.set_num_threads(config.threads)
     paths = Paths(config.experiment)
     proxy_parent = artifacts.parent(paths.proxy())
-    with open(f"{paths.proxy()}/model.safetensors", "rb") as handle:
-        weights = handle.read()
     with Ledger.of(config).open(("mixing", "finetune"), Derive()) as access:
         table = access.table(paths.records(), "records")
         records = Records.from_arrow(table)
-        model = load_state(build_proxy(records.features.shape[1], config), weights)
+        model = load_proxy(paths.proxy(), records.features.shape[1], config)
         for seed in args.seeds or config.seeds:
             split = access.table(paths.split(seed), "split")
             keep = np.isin(records.unit, strings(split["unit"]))

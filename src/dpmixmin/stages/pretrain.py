@@ -35,7 +35,7 @@ def run(config: Config, args) -> None:
     paths, ledger = Paths(config.experiment), Ledger.of(config)
     source = paths.source("sources")
     source_parent = artifacts.parent(source)
-    sources = Records.from_arrow(artifacts.read_table(f"{source}/records.parquet"))
+    sources = Records.read_public(source)
     axes = axis_labels(sources, config)
     for cell in select(cells_of(config), stage="pretrained", task=args.task, method=args.method):
         mixture = mixture_cell(config, cell.task, cell.method, cell.epsilon, cell.seed)

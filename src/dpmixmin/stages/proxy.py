@@ -28,7 +28,7 @@ def run(config: Config, args) -> None:
     paths = Paths(config.experiment)
     source = paths.source("sources")
     parents = [artifacts.parent(source)]
-    sources = Records.from_arrow(artifacts.read_table(f"{source}/records.parquet"))
+    sources = Records.read_public(source)
     model, losses = train_proxy(sources, config)
     say(f"proxy of {len(config.axes)} sources: public loss {losses[0]:.3f} -> {losses[-1]:.3f}")
     manifest = artifacts.manifest(

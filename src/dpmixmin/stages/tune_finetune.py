@@ -28,7 +28,7 @@ from dpmixmin.models import networks
 from dpmixmin.paths import Paths
 from dpmixmin.pretrain.train import soft_targets, train_public
 from dpmixmin.privacy.noise import InsecureNoise
-from dpmixmin.proxies.joint import axis_labels, build_proxy, source_predictions
+from dpmixmin.proxies.joint import axis_labels, load_proxy, source_predictions
 from dpmixmin.specs import finetune_spec, mixture_spec
 from dpmixmin.tuning.standins import StandIn, balanced_candidates, stand_ins
 
@@ -77,13 +77,9 @@ def run(config: Config, args) -> None:
 
 
 def _try_all(config: Config, paths: Paths, method: str) -> list[dict]:
-    sources, records = (
-        Records.from_arrow(artifacts.read_table(f"{paths.source(name)}/records.parquet"))
-        for name in ("sources", "standins")
-    )
+    sources, records = (Records.read_public(paths.source(name)) for name in ("sources", "standins"))
     axes = axis_labels(records, config)
-    with open(f"{paths.proxy()}/model.safetensors", "rb") as handle:
-        proxy = networks.load_state(build_proxy(records.features.shape[1], config), handle.read())
+    proxy = load_proxy(paths.proxy(), records.features.shape[1], config)
     predictions = source_predictions(proxy, records.features)
     grid = config.tune.finetune
     keys = {key: getattr(grid, key) for key in ("learning_rate", "steps", "batch", "clip")}

@@ -20,10 +20,9 @@ from dpmixmin.data.fetch import say
 from dpmixmin.data.records import Records
 from dpmixmin.mixing.learners import closeness, learn_nonprivate, learn_private
 from dpmixmin.mixing.objective import UnitGradients, mean_loss, source_probabilities
-from dpmixmin.models.networks import load_state
 from dpmixmin.paths import Paths
 from dpmixmin.privacy.noise import InsecureNoise
-from dpmixmin.proxies.joint import axis_labels, build_proxy, source_predictions
+from dpmixmin.proxies.joint import axis_labels, load_proxy, source_predictions
 from dpmixmin.specs import mixture_spec
 from dpmixmin.tuning.standins import stand_ins
 
@@ -62,10 +61,9 @@ def run(config: Config, args) -> None:
 
 
 def _try_all(config: Config, paths: Paths) -> list[dict]:
-    records = Records.from_arrow(artifacts.read_table(f"{paths.source('standins')}/records.parquet"))
+    records = Records.read_public(paths.source("standins"))
     axes = axis_labels(records, config)
-    with open(f"{paths.proxy()}/model.safetensors", "rb") as handle:
-        proxy = load_state(build_proxy(records.features.shape[1], config), handle.read())
+    proxy = load_proxy(paths.proxy(), records.features.shape[1], config)
     predictions = source_predictions(proxy, records.features)
     grid = config.tune.mixture
     rows = []
