@@ -98,7 +98,8 @@ def train_parts(method: str) -> tuple[str, ...]:
 
 def nominal_units(config: Config, parts: tuple[str, ...]) -> float:
     """Return the public number of units of some parts; never counted from data."""
-    return config.private.nominal_units * sum(getattr(config.private.parts, part) for part in parts)
+    share = sum(getattr(config.private.parts, part) for part in parts)
+    return round(config.private.nominal_units * share, 6)
 
 
 def _unique(cells: Iterator[Cell | None]) -> list[Cell]:

@@ -86,7 +86,7 @@ def _stand_in(records: Records, config: Config, number: int, name: str, clean: n
     generator = np.random.default_rng([config.tune.seed, number])
     flipped = generator.random(len(records)) < config.tune.label_noise
     labels = np.where(flipped, 1 - clean, clean).astype(np.float32)
-    sizes = [int(nominal_units(config, (part,))) for part in ("mixing", "finetune")]
+    sizes = [round(nominal_units(config, (part,))) for part in ("mixing", "finetune")]
     order = generator.permutation(len(records))
     wanted = sum(sizes)
     pool_size = min(wanted, int(0.6 * len(records)))
