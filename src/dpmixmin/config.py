@@ -242,11 +242,11 @@ class FinetuneGrid(Model):
     """Candidates for fine-tuning: `budget` of them for every method, each value tried equally often."""
 
     learning_rate: tuple[float, ...] = Field((0.1, 0.5, 1.5, 4.0), min_length=1, description="Step sizes.")
-    steps: tuple[int, ...] = Field((30, 80), min_length=1, description="Steps.")
+    steps: tuple[int, ...] = Field((40, 120), min_length=1, description="Steps.")
     batch: tuple[int, ...] = Field((125, 250), min_length=1, description="Expected units per step.")
     clip: tuple[float, ...] = Field((0.5, 1.0), min_length=1, description="Clipping norms.")
     budget: int = Field(8, ge=1, le=1000, description="Candidates tried for EVERY method, besides `do not fine-tune`.")
-    tasks: int = Field(4, ge=1, le=100, description="Stand-in tasks that every candidate is tried on.")
+    tasks: int = Field(3, ge=1, le=100, description="Stand-in tasks that every candidate is tried on.")
 
 
 class Tune(Model):
