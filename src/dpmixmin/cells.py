@@ -92,7 +92,7 @@ def pretrained_cell(config: Config, task: str, method: str, epsilon: float | Non
 
 
 def train_parts(method: str) -> tuple[str, ...]:
-    """Return the parts that a method fine-tunes on: all of train, unless the mixture spent some (methods.md 0.6)."""
+    """Return the parts that a method fine-tunes on: all of train, unless the mixture spent some (paper, 5.1)."""
     return ("finetune",) if method == "dp_mixmin" else ("finetune", "mixing")
 
 

@@ -179,7 +179,7 @@ class MixtureSettings(Model):
 
 
 class Mixture(Model):
-    """Mechanism 1: the mixture weights (papers/dp-mixmin, Algorithm 1)."""
+    """Mechanism 1: the mixture weights (DP-MixMin paper, Algorithm 1)."""
 
     learner: Literal["centred", "algorithm1"] = Field(
         "centred",

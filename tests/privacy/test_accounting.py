@@ -73,7 +73,7 @@ def test_rule_16_gaussian_delta_equals_the_formula_in_60_digits(mu, epsilon):
 
 @pytest.mark.parametrize(("epsilon", "sigma"), [(1, 3.731), (2, 1.994), (5, 0.892)])
 def test_rule_16_published_noise_at_delta_1e_5(epsilon, sigma):
-    """notes/methods.md 0.4."""
+    """The noise multipliers that the mixture uses at epsilon 1, 2 and 5."""
     assert 1 / gaussian_mu(epsilon, 1e-5) == pytest.approx(sigma, abs=6e-4)
     assert calibrate(epsilon, 1e-5, 1.0, 1) == pytest.approx(sigma, abs=6e-4)
     assert calibrate(epsilon, 1e-5, 1.0, 100) == pytest.approx(10 * sigma, abs=6e-3)
@@ -187,7 +187,7 @@ def test_rule_16_calibration_spends_at_most_the_target_and_at_least_99_percent(e
 
 
 def test_rule_16_calibration_of_the_nih_experiment():
-    """q = 200 / 80726, 36,000 steps, epsilon 1: sigma about 1.894 (notes/methods.md)."""
+    """q = 200 / 80726, 36,000 steps, epsilon 1: sigma about 1.894."""
     sigma = calibrate(1.0, 1e-5, 200 / 80726, 36_000)
     assert sigma == pytest.approx(1.894, abs=0.003)
     assert 0.99 <= Composition([Event(sigma, 200 / 80726, 36_000)]).epsilon(1e-5) <= 1

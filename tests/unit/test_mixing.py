@@ -47,7 +47,7 @@ def task(rng, n=50, k=5) -> np.ndarray:
 
 
 def by_autograd(p, spec, learning_rate, noise, *, centred, units=None) -> np.ndarray:
-    """Algorithm 1 (papers/dp-mixmin, 4.2) with torch's gradients of -log(p . lambda), one record at a time."""
+    """Algorithm 1 (DP-MixMin paper, 4.2) with torch's gradients of -log(p . lambda), one record at a time."""
     p = torch.from_numpy(p)
     k = p.shape[1]
     owner = np.arange(len(p)) if units is None else units
@@ -215,7 +215,7 @@ def test_source_probabilities_are_those_of_the_true_label():
 
 
 def test_gradients_of_the_objective_have_a_mean_of_minus_1_under_the_weights(rng):
-    """sum_i lambda_i g_i = -1 for every record (notes/methods.md 0.2)."""
+    """sum_i lambda_i g_i = -1 for every record."""
     p = task(rng)
     weights = rng.dirichlet(np.ones(5))
     vectors = UnitGradients.of(p, centred=False).clipped(weights, 1e9)

@@ -135,3 +135,18 @@ def test_stages_that_need_only_arrays_import_no_torch(stage):
             elif isinstance(node, ast.ImportFrom):
                 names = [node.module or ""]
             assert not any(name.split(".")[0] in ("torch", "opacus", "transformers") for name in names), path
+
+
+def test_the_rules_page_names_tests_that_exist_and_every_rule_that_the_code_names():
+    text = (ROOT / "docs/rules.md").read_text()
+    listed = {int(number) for number in re.findall(r"^\| (\d+) \|", text, re.M)}
+    for row in re.findall(r"^\| \d+ \|.*\| (.*) \|$", text, re.M):
+        folder = ""
+        for name in re.findall(r"`([^`]+\.py)`", row):
+            folder = name.rpartition("/")[0] or folder
+            assert (ROOT / folder / Path(name).name).is_file(), name
+    used = set()
+    for path in [*PACKAGE.rglob("*.py"), *(ROOT / "tests").rglob("*.py")]:
+        for found in re.findall(r"\brules? (\d+)(?:(?:,| and| to) (\d+))?", path.read_text(), re.I):
+            used |= {int(number) for number in found if number}
+    assert used <= listed, used - listed

@@ -1,9 +1,9 @@
 """Learners of mixture weights: private entropic descent, and the non-private optimum.
 
-``algorithm1`` is the paper's Algorithm 1 (papers/dp-mixmin, section 4.2) except that it divides by the PUBLIC expected
+``algorithm1`` is the paper's Algorithm 1 (DP-MixMin paper, section 4.2) except that it divides by the PUBLIC expected
 batch. ``centred`` removes each gradient's mean over sources before clipping, noises ALL k coordinates, and averages
 the second half of the iterates (post-processing): the same mechanism at the same price, with less noise where it
-matters (notes/methods.md 0.8).
+matters.
 """
 
 from __future__ import annotations

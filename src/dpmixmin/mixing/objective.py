@@ -1,4 +1,4 @@
-"""The MixMin objective for binary tasks and its gradient in closed form (notes/methods.md 0.1 and 0.2).
+"""The MixMin objective for binary tasks and its gradient in closed form.
 
 With source probabilities p_i(x, y) = f_i(x) if y = 1 else 1 - f_i(x), the loss of weights lambda is
 ``-ln(p . lambda)`` and the gradient of one record is ``-p / (p . lambda)``. Nothing is materialised by autograd.

@@ -1,8 +1,8 @@
 """Training on PUBLIC data with binary cross-entropy on (soft) targets.
 
 The label axes are the sources and they share their inputs, so drawing source i with probability lambda_i and then its
-label is the same as the soft target ``sum_i lambda_i y_i``, with less variance (notes/methods.md 0.5). The proxy is
-the same training with all axes as outputs: ``f_i`` is its i-th output (papers/dp-mixmin, section 4.2).
+label is the same as the soft target ``sum_i lambda_i y_i``, with less variance. The proxy is
+the same training with all axes as outputs: ``f_i`` is its i-th output (DP-MixMin paper, section 4.2).
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ All quantities are for add/remove-one-unit neighbours and sensitivity 1, so ``no
 standard deviation divided by the clipping norm.
 
 * Full batch, T steps: one Gaussian mechanism with mu = sqrt(T) / noise multiplier; its trade-off is known in closed
-  form (Balle & Wang 2018, Theorem 8; notes/methods.md 0.4).
+  form (Balle & Wang 2018, Theorem 8).
 * Poisson with rate q < 1: pessimistic PLDs (dp-accounting), so every epsilon is an upper bound.
 
 Calibration returns the noise multiplier whose epsilon is at or below the target and within 0.1 % of it.

@@ -14,7 +14,7 @@ committed, the stored output is re-published: nothing is drawn, nothing is charg
 lease, its owner is dead: an output in the store commits it, else it becomes void (listed as an aborted attempt) and a
 new entry is reserved, with fresh noise.
 
-Rules kept here (notes/privacy.md): 5, 18, 19, 26.
+Rules kept here (docs/rules.md): 5, 18, 19, 26.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 A :class:`NoiseSource` has one primitive, ``random_bytes``; every distribution is built on it. The default reads the
 operating system's generator. It never uses a seed, and never touches the global generators of numpy, torch or
-``random``, so third-party code that reseeds those cannot touch it (notes/privacy.md, rule 14).
+``random``, so third-party code that reseeds those cannot touch it (docs/rules.md, rule 14).
 """
 
 from __future__ import annotations

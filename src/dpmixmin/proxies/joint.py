@@ -1,4 +1,4 @@
-"""The joint multi-label proxy: one network, one output per public source (papers/dp-mixmin, section 4.2)."""
+"""The joint multi-label proxy: one network, one output per public source (DP-MixMin paper, section 4.2)."""
 
 from __future__ import annotations
 

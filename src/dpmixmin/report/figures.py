@@ -82,7 +82,7 @@ def _say(axis, text: str) -> None:
 
 
 def figure_auc(measured: Measurements):
-    """Macro test AUC against epsilon, before and after fine-tuning (papers/dp-mixmin, figure 2)."""
+    """Macro test AUC against epsilon, before and after fine-tuning (DP-MixMin paper, figure 2)."""
     figure, axes = _new(WIDTH, 3.7, 1, 2)
     trained = [method for method in measured.methods if method != "none"]
     before, after = view(measured, BEFORE, trained), view(measured, AFTER, measured.methods)
@@ -151,7 +151,7 @@ def gains(measured: Measurements) -> tuple[float, dict[str, dict[str, Stat]]]:
 
 
 def figure_gain(measured: Measurements):
-    """Per-task relative AUC gain over no pretraining at the smallest epsilon (papers/dp-mixmin, figure 3)."""
+    """Per-task relative AUC gain over no pretraining at the smallest epsilon (DP-MixMin paper, figure 3)."""
     epsilon, found = gains(measured)
     tasks = [task for task in measured.tasks if any(task in by_task for by_task in found.values())]
     figure, axes = _new(min(16, max(WIDTH, 1.5 + 1.1 * len(tasks))), 3.5)
