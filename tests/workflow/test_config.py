@@ -104,3 +104,10 @@ def test_the_default_demo_resolves_and_explains_itself(tmp_path, profile):
     assert "Fine-tuning" in done.stdout
     jobs = checkout.planned("all", config="config/config.yaml")
     assert {"mix_odd_dp_mixmin", "finetune_three_dp_mixmin", "evaluate_odd", "make_report"} <= jobs
+
+
+def test_rule_17_a_delta_that_one_published_record_would_meet_is_warned_about(tmp_path):
+    checkout = Checkout.fresh(tmp_path / "checkout")
+    assert "warning" not in checkout.snakemake("all", "-n").stdout
+    checkout.edit("config/test.yaml", "delta: 1.0e-4", "delta: 0.01")
+    assert "warning: privacy.delta 0.01 is not below 1/nominal_units" in checkout.snakemake("all", "-n").stdout
