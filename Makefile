@@ -35,7 +35,7 @@ demo: install ## Run the default experiment on real data and show what it found
 	$(call run-experiment,config/config.yaml)
 	@echo && cat $(REPORT)/summary.txt
 
-full: install ## Run the whole grid of the demo, with the twice-the-steps check (about an hour)
+full: install ## Run the whole grid of the demo, with the twice-the-steps check (about 15 minutes)
 	$(call run-experiment,config/examples/digits_full.yaml)
 	@echo && cat results/digits_full/study/report/summary.txt
 
