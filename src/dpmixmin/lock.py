@@ -6,6 +6,7 @@ this process ends, and so does every job that inherits that input, however the w
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import sys
@@ -32,8 +33,9 @@ def hold_while_running():
         The open lock file, to be kept, or None.
     """
     handle = open(LOCK_FILE, "a")  # noqa: SIM115 (it stays open on purpose)
-    if os.path.samestat(os.fstat(handle.fileno()), os.fstat(0)):
-        return None
+    with contextlib.suppress(OSError):  # there may be no standard input at all
+        if os.path.samestat(os.fstat(handle.fileno()), os.fstat(0)):
+            return None
     try:
         fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except OSError:
