@@ -238,3 +238,12 @@ def test_closeness():
 def test_uniform():
     assert uniform(4).weights.tolist() == [0.25] * 4
     assert uniform(4).trajectory.shape == (1, 4)
+
+
+def test_the_gradient_is_exact_however_small_the_probabilities(rng):
+    """-p / (p . lambda) does not change when p is scaled, down to the smallest probabilities."""
+    p, weights = rng.uniform(0.1, 1, (20, 5)), rng.dirichlet(np.ones(5))
+    expected = -p / (p @ weights)[:, None]
+    for scale in (1.0, 1e-9, 1e-90):
+        found = UnitGradients.of(p * scale, centred=False).clipped(weights, 1e6)
+        np.testing.assert_allclose(found, expected, rtol=1e-12)
