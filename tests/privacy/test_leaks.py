@@ -178,3 +178,21 @@ def test_specs_are_values():
     spec = GridGaussian(8.0, 26.0, 1, 1.0, 40, 1.0, 1e-5)
     assert replace(spec) == spec
     assert replace(spec, clip=9.0).digest() != spec.digest()
+
+
+def test_a_record_s_prediction_is_the_same_to_the_last_bit_whoever_else_is_there():
+    """The predict stage asks for one record at a time; in batches, last bits depend on how many records there are."""
+    torch = pytest.importorskip("torch")
+    from pathlib import Path
+
+    from dpmixmin.models import networks
+    from dpmixmin.proxies.joint import source_predictions
+    from dpmixmin.stages import predict
+
+    torch.manual_seed(0)
+    model = networks.cnn((1, 14, 14), (24, 48), 72, 14)
+    x = np.random.default_rng(0).normal(size=(6, 196)).astype(np.float32)
+    whole = source_predictions(model, x, batch=1)
+    for n in range(1, 6):
+        assert (source_predictions(model, x[:n], batch=1) == whole[:n]).all()
+    assert "records.features[keep], batch=1)" in Path(predict.__file__).read_text()

@@ -36,4 +36,5 @@ def load_proxy(folder: str, width: int, config: Config) -> nn.Module:
 
 def source_predictions(model: nn.Module, features: np.ndarray, batch: int = 2000) -> np.ndarray:
     """Return f_i(x), float32 of shape (n, k), in [0, 1]; see :func:`networks.predict` for ``batch``."""
-    return torch.sigmoid(networks.predict(model, torch.from_numpy(features), batch)).numpy()
+    # The sigmoid too goes batch by batch: vectorised over a whole table, its last bits depend on a row's position.
+    return networks.predict(nn.Sequential(model, nn.Sigmoid()), torch.from_numpy(features), batch).numpy()
