@@ -8,7 +8,7 @@ STAMP := $(VENV)/.installed
 REPORT := results/digits/study/report
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo full test lint schema clean
+.PHONY: help install demo full deploy test test-slow bench lint schema clean
 
 help: ## Show this help
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
@@ -39,17 +39,32 @@ full: install ## Run the whole grid of the demo, with the twice-the-steps check 
 	$(call run-experiment,config/examples/digits_full.yaml)
 	@echo && cat results/digits_full/study/report/summary.txt
 
+deploy: install ## Run the demo's chain as its owner would: a cap, a charged evaluation, a verified bundle (about 3 minutes)
+	$(call run-experiment,config/examples/digits_deploy.yaml)
+	@echo && $(BIN)/python -m dpmixmin budget --config config/examples/digits_deploy.yaml
+	@echo && $(BIN)/python -m dpmixmin verify results/digits_deploy/released/bundle
+
 test: install lint ## Pass the tests
 	$(BIN)/python -m pytest
 
+test-slow: install ## Break every privacy rule on purpose, and pass the slow statistics (about 20 minutes)
+	$(BIN)/python -m pytest -m slow
+	$(BIN)/python tests/mutations/run.py
+
+bench: install ## Print speed ratios against the peers, and the accounting table
+	$(BIN)/python benchmarks/steps.py
+	$(BIN)/python benchmarks/noise.py
+	$(BIN)/python benchmarks/accounting.py
+
 lint: install ## Check style and the workflow's form
-	$(BIN)/ruff check src tests
-	$(BIN)/ruff format --check src tests
+	$(BIN)/ruff check src tests benchmarks
+	$(BIN)/ruff format --check src tests benchmarks
 	$(BIN)/snakefmt --check Snakefile workflow
 	$(BIN)/snakemake --lint --quiet
 
 schema: install ## Rewrite config/schema.json after a change of config.py
 	$(BIN)/python -m dpmixmin schema > config/schema.json
+	$(BIN)/python -c 'from dpmixmin.release.schema import write; write("docs/statement.schema.json")'
 
 clean: ## Delete results and logs (never the ledger: the budget that was spent stays spent)
 	rm -rf results logs .snakemake

@@ -25,8 +25,20 @@ include: "workflow/rules/tune.smk"
 include: "workflow/rules/mix.smk"
 include: "workflow/rules/pretrain.smk"
 include: "workflow/rules/finetune.smk"
-include: "workflow/rules/evaluate.smk"
-include: "workflow/rules/report.smk"
+
+
+# A deployment measures for a price and hands out a bundle; a study measures everything and hands out nothing.
+if CONFIG.mode == "deploy":
+
+    include: "workflow/rules/evaluate_private.smk"
+
+else:
+
+    include: "workflow/rules/evaluate.smk"
+    include: "workflow/rules/report.smk"
+
+
+include: "workflow/rules/release.smk"
 
 
 localrules:
@@ -39,10 +51,9 @@ localrules:
     mixtures,
     pretrained,
     finetuned,
-    metrics,
-    report,
     fetch,
-    make_report,
+    budget,
+    release,
 
 
 rule all:
@@ -51,7 +62,8 @@ rule all:
         TARGETS["mixtures"],
         TARGETS["pretrained"],
         TARGETS["finetuned"],
-        TARGETS["report"],
+        TARGETS["evaluation"] if CONFIG.mode == "deploy" else TARGETS["report"],
+        TARGETS["bundle"],
     message:
         "Done: everything."
 
@@ -112,15 +124,29 @@ rule finetuned:
         "Done: finetuned."
 
 
-rule metrics:
-    input:
-        TARGETS["metrics"],
-    message:
-        "Done: metrics."
+if CONFIG.mode == "deploy":
 
+    rule evaluation:
+        input:
+            TARGETS["evaluation"],
+        message:
+            "Done: the charged evaluation."
 
-rule report:
-    input:
-        TARGETS["report"],
-    message:
-        "Done: report."
+else:
+
+    localrules:
+        metrics,
+        report,
+        make_report,
+
+    rule metrics:
+        input:
+            TARGETS["metrics"],
+        message:
+            "Done: metrics."
+
+    rule report:
+        input:
+            TARGETS["report"],
+        message:
+            "Done: report."

@@ -19,7 +19,7 @@ import warnings
 import numpy as np
 import torch
 
-from dpmixmin.config import Inputs, Network
+from dpmixmin.sections import Inputs, Network
 from dpmixmin.finetune.dp_sgd import ClippedSum, fine_tune
 from dpmixmin.mixing.learners import learn_private
 from dpmixmin.mixing.objective import UnitGradients
@@ -56,7 +56,9 @@ def mixture(n: int, k: int) -> None:
         (g * torch.clamp(8.0 / g.norm(dim=1, keepdim=True), max=1.0)).sum(dim=0)
 
     theirs = median_ms(peer, 200)
-    print(f"mixture step, n={n}, k={k}: ours {ours:.2f} ms, vmap without noise {theirs:.2f} ms, ratio {ours / theirs:.2f}")
+    print(
+        f"mixture step, n={n}, k={k}: ours {ours:.2f} ms, vmap without noise {theirs:.2f} ms, ratio {ours / theirs:.2f}"
+    )
 
 
 def dp_sgd(batch: int) -> None:

@@ -31,10 +31,17 @@ STAGES = {
     "pretrain": "pretrain on the weighted public mixture",
     "finetune": "fine-tune privately (mechanism 2)",
     "evaluate": "measure on the test part (study)",
+    "evaluate_private": "measure on the test part, charged (deploy)",
     "report": "tables, figures and the page (study)",
+    "budget": "show what was spent on the dataset, and what is left",
+    "release": "write the bundle of a deployment's chain",
+    "verify": "check a bundle: needs nothing but the bundle",
     "schema": "print the config's JSON schema",
 }
-PRIVATE_STAGES = {"records", "split", "predict", "mix", "finetune", "evaluate"}
+PRIVATE_STAGES = {"records", "split", "predict", "mix", "finetune", "evaluate", "evaluate_private"}
+
+WITHOUT_CONFIG = {"verify"}
+"""Stages that a third party runs, with nothing but what it was given."""
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -45,11 +52,12 @@ def main(arguments: list[str] | None = None) -> int:
     modules = {}
     for name, text in STAGES.items():
         command = commands.add_parser(name, help=text, description=text)
-        command.add_argument(
-            "--config",
-            default=os.environ.get("DPMIXMIN_CONFIG", "config/config.yaml"),
-            help="config file (default: $DPMIXMIN_CONFIG, else config/config.yaml)",
-        )
+        if name not in WITHOUT_CONFIG:
+            command.add_argument(
+                "--config",
+                default=os.environ.get("DPMIXMIN_CONFIG", "config/config.yaml"),
+                help="config file (default: $DPMIXMIN_CONFIG, else config/config.yaml)",
+            )
         # Only the stage that runs is imported: most need no torch.
         if arguments and arguments[0] == name:
             modules[name] = importlib.import_module(f"dpmixmin.stages.{name}")
@@ -63,8 +71,8 @@ def main(arguments: list[str] | None = None) -> int:
 
     experiment = "?"
     try:
-        config = load(parsed.config)
-        experiment = config.experiment
+        config = load(parsed.config) if parsed.stage not in WITHOUT_CONFIG else None
+        experiment = config.experiment if config else "?"
         modules[parsed.stage].run(config, parsed)
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)

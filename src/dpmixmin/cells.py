@@ -8,7 +8,7 @@ anything upstream is non-private.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 
 from dpmixmin.config import Config
 from dpmixmin.paths import PUBLIC, RELEASED, STUDY, Paths
@@ -22,7 +22,7 @@ class Cell:
     """One row of the table.
 
     Attributes:
-        stage: mixture, pretrained or finetuned.
+        stage: mixture, pretrained, finetuned, or evaluation (deploy).
         task: sensitive task, or empty where the cell serves every task.
         method: none, uniform, mixmin or dp_mixmin.
         learner: how the weights are learned, or empty.
@@ -62,7 +62,8 @@ class Cell:
 
 def cells_of(config: Config) -> list[Cell]:
     """Return the whole table, in a fixed order."""
-    return [*_mixtures(config), *_pretrained(config), *_finetuned(config)]
+    cells = [*_mixtures(config), *_pretrained(config), *_finetuned(config)]
+    return [*cells, *_evaluations(config, cells)]
 
 
 def select(cells: list[Cell], **coordinates) -> list[Cell]:
@@ -91,9 +92,20 @@ def pretrained_cell(config: Config, task: str, method: str, epsilon: float | Non
     )
 
 
-def train_parts(method: str) -> tuple[str, ...]:
+def finetuned_behind(config: Config, cell: Cell) -> Cell:
+    """Return the fine-tuned model that an evaluation measures."""
+    return select(cells_of(config), stage="finetuned", task=cell.task, method=cell.method, seed=cell.seed)[0]
+
+
+def mixing_parts(config: Config) -> tuple[str, ...]:
+    """Return the parts that the private mixture learns on: one of its own, or all of train where budgets are split."""
+    return ("finetune", "mixing") if config.privacy.composition == "sequential" else ("mixing",)
+
+
+def train_parts(config: Config, method: str) -> tuple[str, ...]:
     """Return the parts that a method fine-tunes on: all of train, unless the mixture spent some (paper, 5.1)."""
-    return ("finetune",) if method == "dp_mixmin" else ("finetune", "mixing")
+    spent = method == "dp_mixmin" and config.privacy.composition == "parallel"
+    return ("finetune",) if spent else ("finetune", "mixing")
 
 
 def nominal_units(config: Config, parts: tuple[str, ...]) -> float:
@@ -120,6 +132,18 @@ def _mixtures(config: Config) -> list[Cell]:
 
 def _pretrained(config: Config) -> list[Cell]:
     return _unique(pretrained_cell(config, *point) for point in _grid(config))
+
+
+def _evaluations(config: Config, cells: list[Cell]) -> list[Cell]:
+    """A deployment measures its one model for a price; a study measures everything without."""
+    if config.mode == "study" or config.private.parts.test == 0:
+        return []
+    found = []
+    for model in select(cells, stage="finetuned"):
+        epsilon = config.evaluation.epsilon or model.epsilon
+        chain = f"{model.chain} > evaluate@{epsilon:g}"
+        found.append(replace(model, stage="evaluation", epsilon=epsilon, chain=chain))
+    return found
 
 
 def _finetuned(config: Config) -> list[Cell]:

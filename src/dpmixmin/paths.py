@@ -97,7 +97,7 @@ class Paths:
         seed: int | None = None,
     ) -> str:
         """Folder of one cell; empty coordinates are left out of the path."""
-        folder = {"mixture": "mixtures", "pretrained": "pretrained", "finetuned": "finetuned"}[stage]
+        folder = {"mixture": "mixtures"}.get(stage, stage)
         parts = [f"{self.base}/{room}/{folder}"]
         parts += [f"task={task}"] if task else []
         parts += [f"method={method}"] if method else []
@@ -105,6 +105,10 @@ class Paths:
         parts += [f"eps={slug(eps)}"] if eps is not None else []
         parts += [f"seed={seed}"] if seed is not None else []
         return "/".join(parts)
+
+    def bundle(self) -> str:
+        """Folder of a deployment's release bundle."""
+        return f"{self.base}/released/bundle"
 
     # -- study -----------------------------------------------------------------------------------------
     def metrics(self, task: str) -> str:

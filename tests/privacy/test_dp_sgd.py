@@ -172,7 +172,7 @@ def test_rule_5_a_part_without_units_trains_on_noise_alone(rate):
     fine_tune(sums, spec_of(steps=3, rate=rate), 0.1, NoiseSource())
     assert len(sums.updates) == 3
     assert all(update.any() for update in sums.updates)
-    assert networks.state_bytes(sums.model._module) != before
+    assert networks.state_bytes(sums.model) != before
 
 
 def test_rule_13_the_noise_of_an_update_has_the_spec_deviation():

@@ -11,14 +11,15 @@ import pytest
 from loading import load_private
 
 from dpmixmin import artifacts, provenance
-from dpmixmin.config import Inputs, ParquetTable, Parts, Private
 from dpmixmin.data import split
 from dpmixmin.mixing.learners import learn_nonprivate
 from dpmixmin.mixing.objective import UnitGradients
 from dpmixmin.paths import Paths
-from dpmixmin.privacy.ledger import PARTS, Derive, Study, least_public
+from dpmixmin.privacy.ledger import PARTS, Derive, Study
 from dpmixmin.privacy.mechanisms import GridGaussian, ModelGaussian
 from dpmixmin.privacy.noise import InsecureNoise
+from dpmixmin.privacy.statement import least_public
+from dpmixmin.sections import Inputs, ParquetTable, Parts, Private
 
 KEY = b"key of the ids"
 
@@ -73,12 +74,12 @@ def test_rule_12_parts_are_joined_by_unit_although_record_ids_repeat_across_pati
     manifest = artifacts.manifest("x", config={}, code="", parents=[], private=True)
     files = {"records.parquet": artifacts.parquet_bytes(records.to_arrow())}
     artifacts.publish(paths.records(), files, manifest)
-    assigned = split.assign(records.unit, split.study_key(0), parts)
+    assigned = split.assign(records.unit, b"split key", parts)
     columns = {"record": pa.array(records.record), "unit": pa.array(records.unit), "part": pa.array(assigned)}
     artifacts.publish(paths.split(0), {"split.parquet": artifacts.parquet_bytes(pa.table(columns))}, manifest)
     seen = {}
     for part in ("mixing", "finetune", "test"):
-        with ledger.open((part,), Study()) as access:
+        with ledger.open((part,), Study("a look")) as access:
             seen[part] = set(split.open_part(access, paths, 0).unit.tolist())
     assert all(seen.values())
     assert sum(len(units) for units in seen.values()) == len(set().union(*seen.values())) == 60
@@ -155,7 +156,7 @@ def test_the_sensitive_source_is_read_with_an_open_access_only(tmp_path, ledger)
 def test_a_split_is_named_by_its_exact_fractions():
     parts = Parts(mixing=0.2000001, finetune=0.3, test=0.4999999)
     other = replace_parts(parts, mixing=0.2000002, test=0.4999998)
-    assert split.split_id(0, parts) != split.split_id(0, other)
+    assert split.split_id("seed=0", parts) != split.split_id("seed=0", other)
 
 
 def replace_parts(parts: Parts, **values) -> Parts:

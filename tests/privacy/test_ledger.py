@@ -10,8 +10,10 @@ import pytest
 
 from dpmixmin import artifacts
 from dpmixmin.errors import UserError
-from dpmixmin.privacy.accounting import Composition, gaussian_epsilon
-from dpmixmin.privacy.ledger import Access, Derive, Ledger, Mechanism, Study
+from dpmixmin.privacy.access import Access
+from dpmixmin.privacy.accounting import Composition
+from dpmixmin.privacy.gaussian import gaussian_epsilon
+from dpmixmin.privacy.ledger import Derive, Ledger, Mechanism, Study
 from dpmixmin.privacy.mechanisms import GridGaussian, ModelGaussian
 from dpmixmin.privacy.noise import NoiseSource
 
@@ -244,7 +246,7 @@ ALLOWED = {"derive": {"private"}, "study": {"private", "study"}, "mechanism": se
 @pytest.mark.parametrize("name", ALLOWED)
 @pytest.mark.parametrize("room", ["public", "private", "released", "study"])
 def test_rule_26_each_purpose_may_write_only_to_its_rooms(name, room, ledger, run_folder):
-    purpose = {"derive": Derive(), "study": Study(), "mechanism": MIX}[name]
+    purpose = {"derive": Derive(), "study": Study("a look"), "mechanism": MIX}[name]
     artifacts.publish(run_folder / room / "before", {"x": b"1"}, {"stage": "test"})
 
     def attempt():
@@ -275,7 +277,7 @@ def test_rule_26_a_mechanism_publishes_from_the_store_to_released(ledger, run_fo
 def test_rule_26_opening_never_widens_what_a_process_may_write(ledger, run_folder):
     with ledger.open(("mixing",), Derive()):
         pass
-    with ledger.open(("mixing",), Study()):
+    with ledger.open(("mixing",), Study("a look")):
         pass
     artifacts.write_json(run_folder / "private" / "x.json", 1)
     with pytest.raises(PermissionError):
@@ -346,6 +348,8 @@ def test_rule_21_a_chain_of_mixing_and_finetuning_costs_the_larger_of_the_two(le
         "delta": DELTA,
         "unit": "patient",
         "adjacency": "add_remove",
+        "calibrated_to": "add_remove",
+        "no_dp_for_parts": [],
         "composition": stated["guarantee"]["composition"],
     }
     assert stated["guarantee"]["composition"].startswith("parallel")
@@ -362,7 +366,7 @@ def test_rule_21_a_chain_that_touches_the_same_part_twice_composes(ledger):
     _, mixed = release(ledger, CountingNoise())
     _, tuned = release(ledger, CountingNoise(), purpose=TUNE, parts=("mixing", "finetune"))
     stated = ledger.statement([mixed, tuned], delta=DELTA, tuning="user_declared")
-    both = Composition([MIX_SPEC.event(), TUNE_SPEC.event()]).epsilon(DELTA)
+    both = Composition([*MIX_SPEC.events(), *TUNE_SPEC.events()]).epsilon(DELTA)
     assert stated["guarantee"]["epsilon"] == both > 1.2
     assert not stated["guarantee"]["composition"].startswith("parallel")
 

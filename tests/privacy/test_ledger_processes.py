@@ -28,10 +28,10 @@ purpose = Mechanism(spec, {"task": "odd"}, {}, {}, "code")
 ledger = Ledger(root, "clinic")
 append = EventLog.append
 
-def dying(self, event):
+def dying(self, event, check=None):
     if event["event"] == "committed" and die == "after rename":
         os._exit(9)
-    append(self, event)
+    append(self, event, check)
 
 EventLog.append = dying
 draws = 0

@@ -16,8 +16,9 @@ from hypothesis.extra.numpy import arrays
 from dpmixmin.mixing.learners import learn_private
 from dpmixmin.mixing.objective import UnitGradients
 from dpmixmin.privacy import accounting, mechanisms
-from dpmixmin.privacy.accounting import Event
-from dpmixmin.privacy.mechanisms import GridGaussian, MechanismSpec, ModelGaussian
+from dpmixmin.privacy.accounting import Composition
+from dpmixmin.privacy.events import ADJACENCIES, GaussianEvent, to_json
+from dpmixmin.privacy.mechanisms import GridGaussian, MechanismSpec, ModelGaussian, ResponsibilityGaussian
 from dpmixmin.privacy.noise import InsecureNoise, NoiseSource
 
 
@@ -44,7 +45,7 @@ def test_rule_2_neighbours_give_byte_identical_specs(rng):
     for data in (p, p[:-1], p[:0]):
         spec = GridGaussian.for_target(epsilon=1.0, delta=1e-5, clip=4.0, steps=3, sampling_rate=0.5, nominal_units=50)
         learn_private(UnitGradients.of(data, centred=True), spec, 1.0, InsecureNoise(0), average=True)
-        texts.add((json.dumps(spec.describe()), spec.digest(), spec.event(), spec.spent(), spec.expected_batch))
+        texts.add((json.dumps(spec.describe()), spec.digest(), spec.events(), spec.spent(), spec.expected_batch))
     assert len(texts) == 1
 
 
@@ -63,10 +64,11 @@ def test_rule_2_the_divisor_is_the_public_expected_batch(rng):
 
 def test_rule_2_no_method_that_makes_or_accounts_a_spec_looks_at_data():
     """`len`, `shape`, `size` and `count` do not occur where rate, divisor, noise level and epsilon are computed."""
-    methods = ("for_target", "expected_batch", "noise_std", "event", "spent", "describe", "digest")
+    methods = ("for_target", "expected_batch", "noise_std", "sensitivity", "events", "spent", "describe", "digest")
     classes = {node.name: node for node in ast.parse(inspect.getsource(mechanisms)).body if hasattr(node, "name")}
-    nodes = [item for item in classes["MechanismSpec"].body if getattr(item, "name", "") in methods]
-    assert len(nodes) == len(methods)
+    nodes = [*classes["Spec"].body, *classes["MechanismSpec"].body]
+    nodes = [item for item in nodes if getattr(item, "name", "") in methods]
+    assert {node.name for node in nodes} == set(methods)
     nodes += [node for node in ast.parse(inspect.getsource(accounting)).body if isinstance(node, ast.FunctionDef)]
     for node in nodes:
         names = {child.id for child in ast.walk(node) if isinstance(child, ast.Name)}
@@ -80,13 +82,54 @@ def test_specs_are_frozen_and_every_field_is_in_the_digest():
         spec.noise_multiplier = 0.1
     changes = {
         "clip": 1.0, "noise_multiplier": 3.0, "steps": 2, "sampling_rate": 0.5, "nominal_units": 99.0,
-        "epsilon": 2.0, "delta": 1e-6, "unit": "patient", "adjacency": "other", "grid_bits": 19,
+        "epsilon": 2.0, "delta": 1e-6, "unit": "patient", "adjacency": "zero_out", "grid_bits": 19,
+        "alongside": (GaussianEvent(5.0, 1.0, 1),),
     }  # fmt: skip
     assert set(changes) == {field.name for field in dataclasses.fields(spec)}
     digests = {dataclasses.replace(spec, **{name: value}).digest() for name, value in changes.items()}
     assert len(digests | {spec.digest()}) == len(changes) + 1
     fields = {field.name: getattr(spec, field.name) for field in dataclasses.fields(MechanismSpec)}
     assert ModelGaussian(**fields).digest() != MechanismSpec(**fields).digest()
+
+
+def test_rule_27_the_adjacency_changes_the_sensitivity_and_the_noise():
+    """Replace-one needs twice the noise of add/remove for clipped sums, sqrt 2 for the simplex; zero-out the same."""
+    target = {"epsilon": 1.0, "delta": 1e-5, "steps": 7, "sampling_rate": 1.0, "nominal_units": 50}
+    for kind, factor in ((GridGaussian, 2.0), (ModelGaussian, 2.0), (ResponsibilityGaussian, math.sqrt(2.0))):
+        made = {a: kind.for_target(**target, clip=1.0, adjacency=a) for a in ADJACENCIES}
+        sigma = {name: spec.noise_multiplier for name, spec in made.items()}
+        assert sigma["replace_one"] == pytest.approx(factor * sigma["add_remove"], rel=1e-9)
+        assert sigma["zero_out"] == sigma["add_remove"]
+        assert made["replace_one"].sensitivity == pytest.approx(factor)
+        assert all(spec.spent() <= 1.0 for spec in made.values())
+    with pytest.raises(ValueError, match="adjacency"):
+        GridGaussian(1.0, 1.0, 1, 1.0, 10, 1.0, 1e-5, adjacency="nearby")
+
+
+def test_rule_15_responsibilities_off_the_simplex_count_as_zero():
+    spec = ResponsibilityGaussian(1.0, 2.0, 1, 1.0, 10, 1.0, 1e-5)
+    rows = np.asarray([[0.25, 0.75, 0.0], [1.0, 0.0, 0.0], [0.6, 0.6, 0.0], [1.2, -0.2, 0.0], [np.nan, 1.0, 0.0]])
+    found = spec.to_grid(rows)
+    assert found[0].tolist() == [2**18, 3 * 2**18, 0]
+    assert found[1].tolist() == [2**20, 0, 0]
+    assert not found[2:].any()
+    with pytest.raises(ValueError, match="clipping norm is 1"):
+        dataclasses.replace(spec, clip=2.0)
+
+
+def test_sequential_composition_calibrates_the_second_release_to_what_the_first_left():
+    """Both together meet the target; less noise would not, and a first release that took everything is refused."""
+    first = GridGaussian.for_target(epsilon=0.3, delta=1e-5, clip=1.0, steps=5, sampling_rate=1.0, nominal_units=50)
+    target = {"epsilon": 1.0, "delta": 1e-5, "clip": 1.0, "steps": 20, "sampling_rate": 0.1, "nominal_units": 500}
+    second = ModelGaussian.for_target(**target, alongside=first.events())
+    together = Composition((*first.events(), *second.events())).epsilon(1e-5)
+    assert 0.99 <= together <= 1.0
+    assert second.spent() == together
+    assert second.noise_multiplier > ModelGaussian.for_target(**target).noise_multiplier
+    assert second.describe()["alongside"] == [to_json(event) for event in first.events()]
+    whole = GridGaussian.for_target(epsilon=1.0, delta=1e-5, clip=1.0, steps=5, sampling_rate=1.0, nominal_units=50)
+    with pytest.raises(ValueError, match="alongside"):
+        ModelGaussian.for_target(**target, alongside=whole.events())
 
 
 # -- budgets (rule 16) ----------------------------------------------------------------------------------------
@@ -99,7 +142,7 @@ def test_rule_16_a_calibrated_spec_spends_at_most_its_target(kind, epsilon, rate
         epsilon=epsilon, delta=1e-5, clip=0.7, steps=steps, sampling_rate=rate, nominal_units=500, unit="user"
     )
     assert 0.99 * epsilon <= spec.spent() <= epsilon
-    assert spec.event() == Event(spec.noise_multiplier, rate, steps)
+    assert spec.events() == (GaussianEvent(spec.noise_multiplier, rate, steps),)
     assert spec.noise_std == spec.noise_multiplier * 0.7
     assert spec.unit == "user"
 
@@ -219,7 +262,10 @@ def test_rule_15_the_stated_total_variation_is_far_below_delta():
 def test_model_sized_noise_has_the_spec_deviation():
     """Deterministic (seeded): the deviation of 100k draws within 2 %."""
     spec = ModelGaussian(0.5, 3.0, 1, 1.0, 100, 1.0, 1e-5)
-    assert spec.noise_for(100_000, InsecureNoise(1)).std() == pytest.approx(1.5, rel=0.02)
+    assert spec.release_sum(np.zeros(100_000), InsecureNoise(1)).std() == pytest.approx(1.5, rel=0.02)
+    share = spec.release_sum(np.ones(100_000), InsecureNoise(1), shares=4)
+    assert share.mean() == pytest.approx(1, abs=0.02)
+    assert share.std() == pytest.approx(0.75, rel=0.02)
 
 
 @pytest.mark.parametrize("bits", [0, 32, 40])

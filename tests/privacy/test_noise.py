@@ -3,15 +3,21 @@
 Tests that draw from the operating system state their false-alarm rate; the others are deterministic.
 """
 
+import copy
 import math
+import os
+import pickle
 import random
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
 from itertools import combinations
 
 import mpmath
 import numpy as np
 import pytest
 from scipy.special import ndtr, ndtri
-from scipy.stats import binomtest, chisquare, norm
+from scipy.stats import binomtest, chi2, chisquare, norm
 
 from dpmixmin.privacy import noise as noise_module
 from dpmixmin.privacy.mechanisms import GridGaussian, ModelGaussian
@@ -224,20 +230,101 @@ def test_rounded_gaussian_edges():
             NoiseSource().rounded_gaussian(scale, 1)
 
 
+# -- model-sized noise ----------------------------------------------------------------------------------------
+
+
+def farthest(draws: np.ndarray) -> float:
+    """Kolmogorov distance of a sample to the standard Gaussian."""
+    ideal = ndtr(np.sort(draws))
+    ranks = np.arange(len(draws) + 1) / len(draws)
+    return float(max(np.abs(ideal - ranks[1:]).max(), np.abs(ideal - ranks[:-1]).max()))
+
+
+def variance_p_value(draws: np.ndarray) -> float:
+    """Two-sided exact p-value of the sum of squares of standard Gaussians."""
+    total = float((draws**2).sum())
+    return 2 * min(chi2.cdf(total, len(draws)), chi2.sf(total, len(draws)))
+
+
 def test_model_sized_noise_is_gaussian_with_the_asked_for_deviation():
     """False-alarm rate 1e-9 (DKW); a deviation 5 % off is rejected by the same check."""
     size = 200_000
-
-    def farthest(draws):
-        ideal = ndtr(np.sort(draws) / 3.0)
-        ranks = np.arange(size + 1) / size
-        return max(np.abs(ideal - ranks[1:]).max(), np.abs(ideal - ranks[:-1]).max())
-
     draws = NoiseSource().gaussian(3.0, size)
     assert draws.dtype == np.float64
-    assert farthest(draws) < dkw(size)
-    assert farthest(draws * 1.05) > dkw(size)
+    assert farthest(draws / 3.0) < dkw(size)
+    assert farthest(draws * 1.05 / 3.0) > dkw(size)
     assert len(np.unique(draws)) == size
+
+
+def test_model_sized_noise_has_the_exact_variance():
+    """False-alarm rate 1e-9 (chi-square); a deviation 1 % off is rejected by the same check."""
+    draws = NoiseSource().gaussian(0.25, 1_000_000) / 0.25
+    assert variance_p_value(draws) > FALSE_ALARM
+    assert variance_p_value(draws * 1.01) < FALSE_ALARM
+
+
+def test_model_sized_noise_has_gaussian_tails():
+    """False-alarm rate 1e-9 (exact binomial, union of 8): counts beyond 2 to 4.5 deviations, both sides."""
+    size = 1_000_000
+    draws = NoiseSource().gaussian(1.0, size)
+    for edge in (2.0, 3.0, 4.0, 4.5):
+        for side in (draws, -draws):
+            assert binomtest(int((side > edge).sum()), size, norm.sf(edge)).pvalue > FALSE_ALARM / 8
+
+
+def test_model_sized_noise_is_independent_across_coordinates_and_calls():
+    """False-alarm rate 1e-9: correlations of values and of squares have variance 1 / size, and size is large.
+
+    The two halves of a block share their radii, so they are looked at as well, aligned. (|z| > 6.5 has probability
+    8e-11, times 10.)
+    """
+    source, size = NoiseSource(), noise_module._GAUSSIAN_BLOCK
+    blocks = source.gaussian(1.0, 8 * size).reshape(8, 2, size // 2)
+    cosines, sines = blocks[:, 0].ravel(), blocks[:, 1].ravel()
+    again = source.gaussian(1.0, 8 * size)
+    pairs = [
+        (cosines, sines),
+        (blocks.ravel(), again),
+        (again[:-1], again[1:]),
+        (again[: 4 * size], again[4 * size :]),
+    ]
+    pairs += [(again[:size], blocks[0].ravel())]
+    for one, other in pairs:
+        assert abs((one * other).mean()) * math.sqrt(len(one)) < 6.5
+        assert abs(((one**2 - 1) * (other**2 - 1)).mean() / 2) * math.sqrt(len(one)) < 6.5
+
+
+def test_flipping_the_sign_bits_flips_model_sized_noise_exactly(rng):
+    data = rng.bytes(64 * 500)
+    flipped = bytes(byte ^ (0x80 if place % 8 == 7 else 0) for place, byte in enumerate(data))
+    assert np.array_equal(Scripted(flipped).gaussian(1.5, 1000), -Scripted(data).gaussian(1.5, 1000))
+
+
+def test_the_range_of_model_sized_noise_is_the_stated_one():
+    """The farthest draws: all radii at their largest, all angles at one end; never infinite, never NaN."""
+    low, high = b"\0" * 8, b"\xff" * 7 + b"\x7f"
+    far = Scripted(low * 4 + low * 4).gaussian(1.0, 2)
+    assert far[0] == pytest.approx(2 * math.sqrt(2 * 64 * math.log(2)))
+    assert 18.8 < far[0] < 18.9
+    assert 0 < far[1] < 1e-17
+    near = Scripted(high * 4 + low * 4).gaussian(1.0, 2)
+    assert np.abs(near).max() < 1e-8
+    for words in (low + high, high + low, b"\xff" * 16):
+        assert np.isfinite(Scripted(words[:8] * 4 + words[8:] * 4).gaussian(1.0, 2)).all()
+
+
+@pytest.mark.parametrize("size", [0, 1, 2, 7, 2**15 - 1, 2**15 + 1])
+def test_model_sized_noise_of_any_size(size):
+    draws = NoiseSource().gaussian(2.0, size)
+    assert draws.shape == (size,)
+    assert len(np.unique(draws)) == size
+    assert not NoiseSource().gaussian(0.0, size).any()
+
+
+def test_model_sized_noise_refuses_a_deviation_that_is_none():
+    for std in (-1.0, math.nan, math.inf):
+        with pytest.raises(ValueError, match="std"):
+            NoiseSource().gaussian(std, 1)
 
 
 # -- where randomness comes from (rule 14) --------------------------------------------------------------------
@@ -257,7 +344,7 @@ def releases(source) -> list[np.ndarray]:
     model = ModelGaussian(1.0, 3.0, 1, 0.5, 100, 1.0, 1e-5)
     return [
         grid.release_sum(np.zeros((0, 14)), source),
-        model.noise_for(20, source),
+        model.release_sum(np.zeros(20), source),
         model.sample(256, source),
     ]
 
@@ -298,3 +385,100 @@ def test_rule_14_the_default_source_is_the_operating_system(monkeypatch):
     assert source.private
     monkeypatch.setattr(noise_module.os, "urandom", lambda count: b"\x40" * count)
     assert source.random_bytes(3) == b"@@@"
+
+
+def test_only_model_sized_noise_needs_torch():
+    """The stages that work on arrays do without it, and start a second faster."""
+    code = """
+import sys
+from dpmixmin.privacy.noise import NoiseSource
+source = NoiseSource()
+source.coins(0.5, 10**4), source.rounded_gaussian(1e6, 14), source.shuffled(9), source.repetitions(2.0, 1.0)
+assert "torch" not in sys.modules
+source.gaussian(1.0, 1)
+assert "torch" in sys.modules
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+# -- long requests: AES-256-CTR under the operating system's keys (rule 14) -----------------------------------
+
+LONG = noise_module._DIRECT_BYTES + 1
+
+
+def test_rule_14_long_requests_are_aes_256_of_a_counter(monkeypatch):
+    """Known answers: AES-256 under the zero key, of the blocks 0 and 1."""
+    monkeypatch.setattr(noise_module.os, "urandom", bytes)
+    stream = NoiseSource().random_bytes(LONG)
+    assert stream[:16].hex() == "dc95c078a2408989ad48a21492842087"
+    assert stream[16:32].hex() == "530f8afbc74536b9a963b4f1c4cb738b"
+
+
+@pytest.mark.parametrize("count", [0, 1, LONG - 1, LONG, 2**18, 2**18 + 1, 2**20 + 5])
+def test_rule_14_a_key_comes_from_the_operating_system_for_every_piece(count, monkeypatch):
+    asked = []
+    monkeypatch.setattr(noise_module.os, "urandom", lambda n, real=os.urandom: asked.append(n) or real(n))
+    source = NoiseSource()
+    assert len(source.random_bytes(count)) == count
+    assert asked == ([count] if count < LONG else [32] * math.ceil(count / 2**18))
+    assert vars(source) == {}, "no key and no stream is kept"
+
+
+def test_rule_14_no_block_of_a_long_request_repeats():
+    """False-alarm rate below 2**-90: equal 16-byte blocks within and across calls and keys."""
+    source = NoiseSource()
+    data = b"".join(source.random_bytes(2**19) for _ in range(4))
+    assert len(set(zip(*[iter(data)] * 16, strict=True))) == len(data) // 16
+
+
+def test_rule_14_bits_of_a_long_request_are_fair():
+    """False-alarm rate 1e-9 (exact binomial over 8 bit positions, union bound)."""
+    data = np.frombuffer(NoiseSource().random_bytes(2**21), dtype=np.uint8)
+    for bit in range(8):
+        assert binomtest(int((data >> bit & 1).sum()), len(data)).pvalue > FALSE_ALARM / 8
+
+
+@pytest.mark.parametrize("count", [64, 2**16])
+def test_rule_14_a_forked_child_does_not_repeat_its_parent(count):
+    """Two generations, all after the parent's first draw; false-alarm rate below 2**-500."""
+    source = NoiseSource()
+    source.random_bytes(count)
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        grandchild = os.fork()
+        os.write(writer, source.random_bytes(count)[:64])
+        if grandchild:
+            os.waitpid(grandchild, 0)
+        os._exit(0)
+    mine = source.random_bytes(count)[:64]
+    os.waitpid(child, 0)
+    os.close(writer)
+    with os.fdopen(reader, "rb") as pipe:
+        theirs = pipe.read()
+    assert len(theirs) == 128
+    assert len({mine, theirs[:64], theirs[64:]}) == 3
+
+
+def test_rule_14_threads_share_a_source_without_repeating():
+    source = NoiseSource()
+    with ThreadPoolExecutor(4) as pool:
+        draws = list(pool.map(lambda _: source.random_bytes(2**16), range(64)))
+    assert len(set(draws)) == 64
+    assert {len(draw) for draw in draws} == {2**16}
+
+
+@pytest.mark.parametrize("source", [NoiseSource(), InsecureNoise(1)], ids=["os", "insecure"])
+@pytest.mark.parametrize("duplicate", [pickle.dumps, copy.copy, copy.deepcopy], ids=["pickle", "copy", "deepcopy"])
+def test_rule_14_a_source_cannot_be_copied(source, duplicate):
+    with pytest.raises(TypeError, match=f"{type(source).__name__} cannot be pickled or copied"):
+        duplicate(source)
+
+
+def test_insecure_streams_reproduce_at_any_length_and_separate_purposes():
+    for count in (32, LONG, 2**18 + 1):
+        streams = [InsecureNoise(seed, purpose) for seed, purpose in ((5, "a"), (5, "a"), (6, "a"), (5, "b"))]
+        first, same, other_seed, other_purpose = (stream.random_bytes(count) for stream in streams)
+        assert first == same
+        assert len({first[:32], other_seed[:32], other_purpose[:32], streams[0].random_bytes(count)[:32]}) == 4
+        assert first[:32] != first[-32:] or count == 32

@@ -10,20 +10,24 @@ import pytest
 from loading import load_private
 from scipy.stats import binomtest
 
-from dpmixmin.config import IdxTable, Inputs, ParquetTable, Parts, Private
 from dpmixmin.data.fetch import idx_bytes
 from dpmixmin.data.loaders import content_ids
 from dpmixmin.data.records import Records
-from dpmixmin.data.split import assign, split_id, study_key
+from dpmixmin.data.split import assign, split_id
 from dpmixmin.privacy.ledger import PARTS
+from dpmixmin.sections import IdxTable, Inputs, ParquetTable, Parts, Private
 
 KEY = b"key of the ids"
 FRACTIONS = Parts(mixing=0.3, finetune=0.4, validation=0.1, test=0.2)
 INPUTS = Inputs(bound=1e6)
 
 
+def key_of(seed: int) -> bytes:
+    return b"split key %d" % seed
+
+
 def parts_of(records: Records, seed: int = 0) -> np.ndarray:
-    return assign(records.unit, study_key(seed), FRACTIONS)
+    return assign(records.unit, key_of(seed), FRACTIONS)
 
 
 def contents(records: Records) -> list[tuple]:
@@ -42,26 +46,26 @@ def assigned(records: Records) -> Counter:
 
 def test_rule_11_removing_any_unit_moves_nobody():
     units = np.asarray([f"unit {i}" for i in range(60)])
-    before = assign(units, study_key(0), FRACTIONS)
+    before = assign(units, key_of(0), FRACTIONS)
     assert len(set(before)) == 4
     for gone in range(len(units)):
-        after = assign(np.delete(units, gone), study_key(0), FRACTIONS)
+        after = assign(np.delete(units, gone), key_of(0), FRACTIONS)
         assert after.tolist() == np.delete(before, gone).tolist()
 
 
 def test_rule_11_the_part_depends_on_id_and_key_alone(rng):
     units = np.asarray([f"unit {i}" for i in range(200)])
-    before = assign(units, study_key(0), FRACTIONS)
+    before = assign(units, key_of(0), FRACTIONS)
     order = rng.permutation(len(units))
-    assert assign(units[order], study_key(0), FRACTIONS).tolist() == before[order].tolist()
-    other = assign(units, study_key(1), FRACTIONS)
+    assert assign(units[order], key_of(0), FRACTIONS).tolist() == before[order].tolist()
+    other = assign(units, key_of(1), FRACTIONS)
     assert (other != before).mean() > 0.3
-    assert len({split_id(0, FRACTIONS), split_id(1, FRACTIONS), split_id(0, Parts())}) == 3
+    assert len({split_id("seed=0", FRACTIONS), split_id("seed=1", FRACTIONS), split_id("seed=0", Parts())}) == 3
 
 
 def test_rule_12_each_unit_is_in_exactly_one_part():
     units = np.asarray([f"unit {i % 37}" for i in range(500)])
-    parts = assign(units, study_key(0), FRACTIONS)
+    parts = assign(units, key_of(0), FRACTIONS)
     assert len(set(zip(units.tolist(), parts.tolist(), strict=True))) == 37
     assert set(parts) <= set(PARTS)
 
@@ -70,7 +74,7 @@ def test_fractions_are_respected():
     """20,000 unrelated ids under 3 keys: exact binomial tests, false-alarm rate 1e-9 in all (the ids are fixed)."""
     units = np.asarray([f"patient {i}" for i in range(20_000)])
     for seed in range(3):
-        parts = assign(units, study_key(seed), FRACTIONS)
+        parts = assign(units, key_of(seed), FRACTIONS)
         for part in PARTS:
             count = int((parts == part).sum())
             assert binomtest(count, len(units), getattr(FRACTIONS, part)).pvalue > 1e-9 / 12
@@ -79,20 +83,20 @@ def test_fractions_are_respected():
 def test_parts_of_two_keys_are_independent():
     """Exact binomial test, p-value above 1e-9: one key's parts say nothing about another's."""
     units = np.asarray([f"patient {i}" for i in range(20_000)])
-    both = (assign(units, study_key(0), FRACTIONS) == "mixing") & (assign(units, study_key(1), FRACTIONS) == "mixing")
+    both = (assign(units, key_of(0), FRACTIONS) == "mixing") & (assign(units, key_of(1), FRACTIONS) == "mixing")
     assert binomtest(int(both.sum()), len(units), 0.3**2).pvalue > 1e-9
 
 
 def test_a_part_of_fraction_zero_gets_nobody_and_rounding_loses_nobody():
     units = np.asarray([f"patient {i}" for i in range(5000)])
-    parts = assign(units, study_key(0), Parts(mixing=0.1, finetune=0.7, validation=0.0, test=0.2))
+    parts = assign(units, key_of(0), Parts(mixing=0.1, finetune=0.7, validation=0.0, test=0.2))
     assert set(parts) == {"mixing", "finetune", "test"}
     thirds = Parts(mixing=1 / 3, finetune=1 / 3, validation=1 / 3, test=0.0)
-    assert len(assign(units, study_key(0), thirds)) == len(units)
+    assert len(assign(units, key_of(0), thirds)) == len(units)
 
 
 def test_rule_5_an_empty_table_has_no_parts():
-    assert assign(np.asarray([], dtype=np.str_), study_key(0), FRACTIONS).tolist() == []
+    assert assign(np.asarray([], dtype=np.str_), key_of(0), FRACTIONS).tolist() == []
 
 
 # -- from the source file (rule 11) ---------------------------------------------------------------------------

@@ -14,12 +14,12 @@ import pyarrow.parquet as pq
 import pytest
 from loading import load_private
 
-from dpmixmin.config import IdxTable, Inputs, LabelRule, ParquetTable, Private
 from dpmixmin.data import fetch
 from dpmixmin.data.fetch import idx_bytes
 from dpmixmin.data.loaders import load_public
 from dpmixmin.data.records import Records
 from dpmixmin.errors import UserError
+from dpmixmin.sections import IdxTable, Inputs, LabelRule, ParquetTable, Private
 
 RAW = Inputs(bound=1e6)
 KEY = b"key"

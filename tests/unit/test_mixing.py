@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.optimize import minimize
 
-from dpmixmin.mixing.learners import closeness, learn_nonprivate, learn_private, uniform
+from dpmixmin.mixing.learners import closeness, learn, learn_nonprivate, learn_private, uniform
 from dpmixmin.mixing.objective import UnitGradients, mean_loss, source_probabilities
-from dpmixmin.privacy.mechanisms import GridGaussian
+from dpmixmin.privacy.mechanisms import GridGaussian, ResponsibilityGaussian
 from dpmixmin.privacy.noise import InsecureNoise, NoiseSource
 
 FINE = 28
@@ -121,7 +121,7 @@ def test_averaging_takes_the_second_half_of_the_iterates(rng):
 
 
 @settings(max_examples=40, deadline=None)
-@given(st.integers(0, 10**6), st.floats(0.01, 1e4), st.sampled_from([0.0, 1.0, 1e3]), st.booleans())
+@given(st.integers(0, 10**6), st.floats(0.01, 1e4), st.sampled_from([1e-9, 1.0, 1e3]), st.booleans())
 def test_weights_stay_on_the_simplex_whatever_the_noise_and_step_size(seed, rate, sigma, centred):
     p = task(np.random.default_rng(seed), n=20)
     spec = spec_of(2.0, steps=5, sigma=sigma)
@@ -130,6 +130,46 @@ def test_weights_stay_on_the_simplex_whatever_the_noise_and_step_size(seed, rate
         assert np.isfinite(weights).all()
         assert (weights >= 0).all()
         assert weights.sum() == pytest.approx(1)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(0, 10**6), st.floats(0.01, 10), st.sampled_from([1e-9, 1.0, 1e3]))
+def test_responsibilities_stay_on_the_simplex_whatever_the_noise(seed, relaxation, sigma):
+    p = task(np.random.default_rng(seed), n=20)
+    spec = ResponsibilityGaussian(1.0, sigma, 6, 1.0, 60.0, 1.0, 1e-5)
+    learned = learn("responsibilities", p, spec, relaxation, InsecureNoise(seed))
+    for weights in (learned.weights, *learned.trajectory):
+        assert (weights > 0).all()
+        assert weights.sum() == pytest.approx(1)
+
+
+@pytest.mark.parametrize("nominal", [60.0, 30.0, 200.0])
+@pytest.mark.parametrize("relaxation", [1.0, 2.0])
+def test_responsibilities_converge_to_the_optimum_whatever_the_nominal_number(nominal, relaxation, rng):
+    """With next to no noise: the same weights as the non-private optimum, which another algorithm finds."""
+    p = task(rng, n=60)
+    spec = ResponsibilityGaussian(1.0, 1e-6, 300, 1.0, nominal, 1.0, 1e-5)
+    learned = learn("responsibilities", p, spec, relaxation, InsecureNoise(0))
+    assert closeness(learned.weights, learn_nonprivate(p).weights)["l1"] < 0.01
+
+
+def test_responsibilities_are_the_mean_over_a_units_records(rng):
+    p, weights = task(rng, n=6), rng.dirichlet(np.ones(5))
+    unit = np.asarray([0, 0, 1, 1, 1, 2])
+    each = p * weights / (p @ weights)[:, None]
+    expected = np.stack([each[unit == u].mean(axis=0) for u in range(3)])
+    found = UnitGradients.of(p, centred=False, units=(3, unit)).responsibilities(weights)
+    assert np.allclose(found, expected)
+    assert np.allclose(found.sum(axis=1), 1)
+
+
+def test_learners_by_name_are_what_the_config_offers(rng):
+    p, spec = task(rng), spec_of(2.0)
+    centred = learn("centred", p, spec, 1.0, InsecureNoise(1))
+    direct = learn_private(UnitGradients.of(p, centred=True), spec, 1.0, InsecureNoise(1), average=True)
+    assert np.array_equal(centred.weights, direct.weights)
+    paper = learn("algorithm1", p, spec, 1.0, InsecureNoise(1))
+    assert np.allclose(paper.weights, paper.trajectory[-1])
 
 
 def test_rule_6_bad_records_change_nothing_but_the_noise(rng):

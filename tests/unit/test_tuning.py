@@ -95,5 +95,5 @@ def test_the_table_of_cells_of_the_default_demo():
     assert rooms["pretrained", "uniform"] == rooms["pretrained", "none"] == "public"
     assert rooms["finetuned", "uniform"] == rooms["mixture", "dp_mixmin"] == "released"
     assert rooms["finetuned", "mixmin"] == rooms["mixture", "mixmin"] == "study"
-    assert cells.nominal_units(config, cells.train_parts("uniform")) == 2800
-    assert cells.nominal_units(config, cells.train_parts("dp_mixmin")) == 2000
+    assert cells.nominal_units(config, cells.train_parts(config, "uniform")) == 2800
+    assert cells.nominal_units(config, cells.train_parts(config, "dp_mixmin")) == 2000

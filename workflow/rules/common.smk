@@ -48,9 +48,10 @@ for folder in (".snakemake", f"{PATHS.base}/private"):
 if not os.path.exists(RESOLVED):
     write_json(RESOLVED, CONFIG.dump())
 
-# Jobs use the Python that runs Snakemake, and this checkout's code, wherever they run.
+# Jobs use the Python that runs Snakemake, and this checkout's code, wherever they run. A prefix of our own replaces
+# Snakemake's, so strict mode is said again: without it a failed stage in front of `tee` would count as a success.
 shell.prefix(
-    f'export PATH={quote(str(Path(sys.executable).parent))}:"$PATH" '
+    f'set -euo pipefail; export PATH={quote(str(Path(sys.executable).parent))}:"$PATH" '
     f"PYTHONPATH={quote(str(Path(workflow.basedir) / 'src'))} DPMIXMIN_ROOT={quote(str(workflow.basedir))} "
     f"DPMIXMIN_CONFIG={quote(RESOLVED)} OMP_NUM_THREADS={CONFIG.threads}; "
 )
@@ -124,6 +125,7 @@ def models_of(task):
 WEIGHTS = ("weights.json", "trajectory.parquet", "privacy.json")
 PRETRAINED = ("model.safetensors", "loss.parquet", "privacy.json")
 FINETUNED = ("model.safetensors", "privacy.json")
+EVALUATION = ("metrics.json", "released.json", "privacy.json")
 SETTINGS = ("settings.json", "curve.parquet")
 FILES = {"mixture": WEIGHTS, "pretrained": PRETRAINED, "finetuned": FINETUNED}
 TUNED_MIXTURE = CONFIG.mixture.settings is None

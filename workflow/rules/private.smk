@@ -16,7 +16,7 @@ rule prepare_records:
         local_files(CONFIG.private.table),
         code=code_of("records"),
     output:
-        files_of([PATHS.records()], "records.parquet"),
+        files_of([PATHS.records()], "records.parquet", "counts.json"),
     log:
         PATHS.log("prepare_records"),
     retries: 0

@@ -15,10 +15,10 @@ from pathlib import Path
 
 import numpy as np
 
-from dpmixmin.config import IdxTable, Inputs, ParquetTable, Private
 from dpmixmin.data import fetch
 from dpmixmin.data.records import Records
 from dpmixmin.errors import UserError
+from dpmixmin.sections import IdxTable, Inputs, ParquetTable, Private
 
 
 @dataclass

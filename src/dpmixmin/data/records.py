@@ -18,8 +18,8 @@ import numpy as np
 import pyarrow as pa
 
 from dpmixmin.artifacts import read_table
-from dpmixmin.config import LabelRule
 from dpmixmin.errors import UserError
+from dpmixmin.sections import LabelRule
 
 
 @dataclass(frozen=True)
@@ -58,6 +58,26 @@ class Records:
         """Return the number of units and each row's unit index, shape (n,), in the order of sorted unit ids."""
         names, index = np.unique(self.unit, return_inverse=True)
         return len(names), index
+
+    def counts(self, max_records_per_unit: int) -> dict[str, int | dict[str, int]]:
+        """Count what an owner wants to know of the table: raw private data, for ``private/`` only.
+
+        Equal records of different units are counted, never removed: a record must not depend on another unit's.
+        """
+        units, index = self.units()
+        sizes = np.bincount(index, minlength=units)
+        columns = [self.features, *(self.labels[name][:, None] for name in sorted(self.labels))]
+        owners: dict[bytes, set[int]] = {}
+        for row, owner in zip(np.concatenate(columns, axis=1).astype(np.float32), index.tolist(), strict=True):
+            owners.setdefault(row.tobytes(), set()).add(owner)
+        return {
+            "records": len(self),
+            "units": units,
+            "units_at_the_record_limit": int((sizes >= max_records_per_unit).sum()) if max_records_per_unit > 1 else 0,
+            "records_with_nan_or_infinity": int((~np.isfinite(self.features).all(axis=1)).sum()),
+            "records_without_label": {name: int(np.isnan(v).sum()) for name, v in self.labels.items()},
+            "contents_shared_by_several_units": sum(len(who) > 1 for who in owners.values()),
+        }
 
     def label(self, rule: LabelRule) -> np.ndarray:
         """Return a binary label as float32 of shape (n,): 1, 0, or NaN where the column has no value.

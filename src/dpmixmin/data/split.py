@@ -6,26 +6,21 @@ makes parallel composition true for add/remove neighbours.
 
 from __future__ import annotations
 
-import hashlib
 import hmac
 
 import numpy as np
 
-from dpmixmin.config import Parts
 from dpmixmin.data.records import Records, strings
 from dpmixmin.paths import Paths
-from dpmixmin.privacy.ledger import PARTS, Access
+from dpmixmin.privacy.access import Access
+from dpmixmin.privacy.ledger import PARTS
+from dpmixmin.sections import Parts
 
 
-def study_key(seed: int) -> bytes:
-    """Derive the split key of study mode from a public seed."""
-    return hashlib.sha256(b"dpmixmin split key %d" % seed).digest()
-
-
-def split_id(seed: int, parts: Parts) -> str:
+def split_id(key_name: str, parts: Parts) -> str:
     """Name a partition: the key and the fractions, since either alone does not define the parts."""
     fractions = "-".join(repr(getattr(parts, part)) for part in PARTS)
-    return f"seed={seed}/fractions={fractions}"
+    return f"{key_name}/fractions={fractions}"
 
 
 def assign(units: np.ndarray, key: bytes, parts: Parts) -> np.ndarray:

@@ -77,11 +77,26 @@ class UnitGradients:
         with np.errstate(all="ignore"):
             inner = (self.p * weights).sum(axis=1)
             inverse = np.where(inner > 0, 1 / inner, np.inf)
-            gradients = -self.directions * np.minimum(inverse, _LARGEST_INVERSE)[:, None]
-            if self.units is not None:
-                count, index = self.units
-                total = np.zeros((count, self.p.shape[1]))
-                np.add.at(total, index, gradients)
-                gradients = total / np.bincount(index, minlength=count)[:, None]
+            gradients = self._unit_means(-self.directions * np.minimum(inverse, _LARGEST_INVERSE)[:, None])
             norms = np.linalg.norm(gradients, axis=1, keepdims=True)
             return gradients * np.minimum(1.0, clip / np.maximum(norms, 1e-300))
+
+    def responsibilities(self, weights: np.ndarray) -> np.ndarray:
+        """Return each unit's mean responsibilities lambda_i p_i / (p . lambda): float64 of shape (units, k).
+
+        A row lies on the simplex, so it needs no clipping. A record that no weighted source explains contributes
+        zero, one that is not finite makes its unit contribute zero.
+        """
+        with np.errstate(all="ignore"):
+            joint = self.p * weights
+            inner = joint.sum(axis=1, keepdims=True)
+            return self._unit_means(np.where(inner == 0, 0.0, joint / inner))
+
+    def _unit_means(self, rows: np.ndarray) -> np.ndarray:
+        """Return the mean over each unit's records."""
+        if self.units is None:
+            return rows
+        count, index = self.units
+        total = np.zeros((count, rows.shape[1]))
+        np.add.at(total, index, rows)
+        return total / np.bincount(index, minlength=count)[:, None]

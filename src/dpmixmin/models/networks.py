@@ -11,8 +11,8 @@ import math
 import torch
 from torch import nn
 
-from dpmixmin.config import Inputs, Network
 from dpmixmin.errors import UserError
+from dpmixmin.sections import Inputs, Network
 
 
 def build(inputs: Inputs, width: int, network: Network, outputs: int, seed: int) -> nn.Module:
@@ -103,6 +103,14 @@ def state_bytes(model: nn.Module) -> bytes:
     from safetensors.torch import save
 
     return save({name: value.contiguous() for name, value in model.state_dict().items()})
+
+
+def load_bytes(model: nn.Module, data: bytes) -> nn.Module:
+    """Load the bytes of :func:`state_bytes` into a model of the same shape."""
+    from safetensors.torch import load
+
+    model.load_state_dict(load(data))
+    return model
 
 
 def load_state(model: nn.Module, folder: str) -> nn.Module:

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 from torch.nn.functional import binary_cross_entropy_with_logits
 
-from dpmixmin.config import Network
+from dpmixmin.sections import Network
 
 
 def train_public(model: nn.Module, features: np.ndarray, targets: np.ndarray, settings: Network, seed: int) -> list:

@@ -4,31 +4,36 @@ Layout, outside ``results/`` (mode 0700, never a Snakemake input or output)::
 
     {ledger.path}/{dataset}/
       dataset.json          random dataset id
+      keys.json             deploy: the keys of record ids and splits, drawn once
       entries/000001.json   the log (see log.py): one file per event, each naming the hash of the one before
       leases/KEY.lock       held (flock) by the process that works on a release
       store/KEY/            write-once outputs; the rename into here is a release's commit point
-      tmp/                  outputs under construction
+      tmp/                  outputs under construction; states of long mechanisms between two steps
 
 An entry goes ``reserved -> committed`` or ``reserved -> void``. A process first takes the key's lease. If the entry is
 committed, the stored output is re-published: nothing is drawn, nothing is charged. If it is reserved and we hold the
-lease, its owner is dead: an output in the store commits it, else it becomes void (listed as an aborted attempt) and a
-new entry is reserved, with fresh noise.
+lease, its owner is dead: an output in the store commits it; a state between two steps is gone on from, under the same
+entry; else it becomes void (listed as an aborted attempt) and a new entry is reserved, with fresh noise.
 
-Rules kept here (docs/rules.md): 5, 18, 19, 26.
+Two modes. *Study* (benchmark data): every cell is stated as if it were the only release, an edit of code or config
+makes a new one, and uncharged measurements are allowed and noted. *Deploy*: nothing is uncharged, a cap holds over
+everything that was ever charged, and a release whose inputs changed needs a new label.
+
+Rules kept here (docs/rules.md): 5, 18, 19, 21, 23, 26.
 """
 
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import json
-import math
 import os
 import shutil
 import sys
 import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -36,10 +41,12 @@ from dpmixmin import artifacts
 from dpmixmin.config import Config
 from dpmixmin.errors import UserError
 from dpmixmin.paths import PRIVATE, STUDY, checkout
-from dpmixmin.privacy.accounting import Event
-from dpmixmin.privacy.composition import Touch, guarantee
-from dpmixmin.privacy.log import EventLog, fsync_folder, link_new
-from dpmixmin.privacy.mechanisms import MechanismSpec
+from dpmixmin.privacy import statement
+from dpmixmin.privacy.access import Access, Progress, Release
+from dpmixmin.privacy.composition import Touch, total_epsilon
+from dpmixmin.privacy.events import to_json
+from dpmixmin.privacy.log import EventLog, link_new
+from dpmixmin.privacy.mechanisms import Spec
 
 PARTS = ("mixing", "finetune", "validation", "test")
 """The atoms: disjoint parts of the units under one split key."""
@@ -55,7 +62,13 @@ class Derive:
 
 @dataclass(frozen=True)
 class Study:
-    """A non-private measurement on benchmark data: uncharged, output only in ``study/``."""
+    """A non-private measurement on benchmark data: uncharged, output only in ``study/``, noted in the ledger.
+
+    Attributes:
+        what: what is measured, for the note.
+    """
+
+    what: str
 
 
 @dataclass(frozen=True)
@@ -66,19 +79,27 @@ class Mechanism:
         spec: the mechanism's public parameters.
         cell: coordinates of the cell (task, method, learner, mechanism, epsilon, seed, chain).
         inputs: digests of the non-private inputs (settings, proxies, weights, checkpoint).
-        made: how the private inputs were made (public config), never their content.
-        code: digest of the stage's code (study mode).
+        made: how the private inputs were made (public config and code), never their content.
+        code: digest of the stage's code.
         private_randomness: False under ``insecure_seed``: the output is stamped NOT PRIVATE.
         total_variation: distance of the whole run's noise from its ideal law; it is added to delta.
     """
 
-    spec: MechanismSpec
+    spec: Spec
     cell: dict[str, Any]
     inputs: dict[str, str]
     made: dict[str, Any]
     code: str
     private_randomness: bool = True
     total_variation: float = 0.0
+
+
+@dataclass(frozen=True)
+class Cap:
+    """What a deployment may spend on a dataset, over everything that was ever charged."""
+
+    epsilon: float
+    delta: float
 
 
 # -- entries --------------------------------------------------------------------------------------------------
@@ -102,8 +123,18 @@ class Entry:
 
     def touch(self) -> Touch:
         """Return what the composition needs."""
-        event = Event(**self.facts["event_spec"])
-        return Touch(event, frozenset(self.facts["parts"]), self.facts["split"])
+        return statement.touch(self.facts)
+
+    def public(self) -> dict[str, Any]:
+        """Return what a statement shows."""
+        return statement.public_facts(self.facts, self.id)
+
+    def name(self) -> str:
+        """Return a short name for messages."""
+        cell = {key: value for key, value in self.facts["cell"].items() if value not in ("", None)}
+        wanted = ("stage", "task", "method", "mechanism", "epsilon", "seed")
+        words = " ".join(f"{key}={cell[key]}" for key in wanted if key in cell)
+        return f"{words} (release {self.facts['label']})"
 
 
 class Ledger:
@@ -113,8 +144,9 @@ class Ledger:
         root: folder of all ledgers.
         dataset: the dataset's name.
         label: release label of new entries.
-        charge_aborted: count void entries in statements too.
+        charge_aborted: count void entries in statements and against the cap too.
         caveats: what else every statement must say is not covered.
+        cap: makes this a deployment: see the module's text.
     """
 
     def __init__(
@@ -125,8 +157,9 @@ class Ledger:
         label: str = "first",
         charge_aborted: bool = False,
         caveats: tuple[str, ...] = (),
+        cap: Cap | None = None,
     ):
-        self.root, self.caveats = Path(root) / dataset, caveats
+        self.root, self.caveats, self.cap = Path(root) / dataset, caveats, cap
         self.label, self.charge_aborted = label, charge_aborted
         for folder in (Path(root), self.root, *(self.root / n for n in ("entries", "leases", "store", "tmp"))):
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -140,7 +173,12 @@ class Ledger:
         """Return the ledger that a config names; relative paths start at the checkout."""
         root = Path(config.ledger.path).expanduser()
         root = root if root.is_absolute() else checkout() / root
+        if config.mode == "deploy" and root.resolve().is_relative_to(checkout()):
+            raise UserError(
+                f"ledger.path: {root} lies in the checkout; mode deploy keeps it outside, where it is safe"
+            )
         by_position = config.private.table.kind == "idx" and config.private.table.rows is not None
+        cap = config.ledger.cap
         return cls(
             root,
             config.private.name,
@@ -150,17 +188,47 @@ class Ledger:
             caveats=("private.table.rows selects by position: the guarantee holds for a frozen file only",)
             if by_position
             else (),
+            cap=Cap(cap.epsilon, cap.delta) if cap else None,
         )
+
+    # -- keys -------------------------------------------------------------------------------------------------
+
+    def record_key(self) -> bytes:
+        """Return the HMAC key of record and unit ids: from public constants in a study, drawn once in deploy."""
+        if self.cap is None:
+            return hashlib.sha256(f"dpmixmin record ids {self.root.name}".encode()).digest()
+        return bytes.fromhex(self._keys()["records"])
+
+    def split_key(self, seed: int) -> tuple[str, bytes]:
+        """Return the name and the bytes of a partition's key: from the public seed in a study, drawn once in deploy.
+
+        The seed of a deployment does not re-partition: a second partition of the same units would compose.
+        """
+        if self.cap is None:
+            return f"seed={seed}", hashlib.sha256(b"dpmixmin split key %d" % seed).digest()
+        keys = self._keys()
+        return f"key={keys['id']}", bytes.fromhex(keys["split"])
+
+    def _keys(self) -> dict[str, str]:
+        path = self.root / "keys.json"
+        if not path.exists():
+            link_new(path, {"id": uuid.uuid4().hex, "records": os.urandom(32).hex(), "split": os.urandom(32).hex()})
+        return json.loads(path.read_text())
+
+    # -- reading the log --------------------------------------------------------------------------------------
 
     def entries(self) -> list[Entry]:
         """Return every entry in the order of reservation."""
-        entries: dict[str, Entry] = {}
-        for event in self.log.read():
-            if event["event"] == "reserved":
-                entries[event["entry"]] = Entry(event["entry"], event["key"], "reserved", event)
-            else:
-                entries[event["entry"]].state = event["event"]
-        return list(entries.values())
+        return _entries(self.log.read())
+
+    def uncharged(self) -> list[str]:
+        """Return what was measured on this dataset without charge, each once."""
+        return [event["what"] for event in self.log.read() if event["event"] == "uncharged"]
+
+    def charged(self, entries: Sequence[Entry] | None = None) -> list[Entry]:
+        """Return the entries that count: committed, still running, and void ones where those are charged."""
+        entries = self.entries() if entries is None else entries
+        return [entry for entry in entries if self.charge_aborted or entry.state != "void"]
 
     # -- opening ----------------------------------------------------------------------------------------------
 
@@ -185,6 +253,10 @@ class Ledger:
             with self._release(tuple(parts), purpose, split) as release:
                 yield release
             return
+        if isinstance(purpose, Study):
+            if self.cap is not None:
+                raise PermissionError("mode deploy: nothing is measured on sensitive records without charge")
+            self._note(purpose.what, parts)
         artifacts.restrict({PRIVATE} if isinstance(purpose, Derive) else {PRIVATE, STUDY})
         access = Access(frozenset(parts))
         try:
@@ -192,61 +264,32 @@ class Ledger:
         finally:
             access.is_open = False
 
+    def _note(self, what: str, parts: Sequence[str]) -> None:
+        """Note an uncharged touch, once."""
+        text = f"{what} on {', '.join(sorted(parts))}"
+        if text not in self.uncharged():
+            self.log.append({"event": "uncharged", "what": text})
+
     @contextmanager
     def _release(self, parts: tuple[str, ...], purpose: Mechanism, split: str) -> Iterator[Release]:
         if not split:
             raise ValueError("a mechanism needs the id of its split key")
-        identity = {
-            "dataset": self.dataset_id,
-            "split": split,
-            "parts": sorted(parts),
-            "cell": purpose.cell,
-            "spec": purpose.spec.digest(),
-            "inputs": purpose.inputs,
-            "made": artifacts.digest(purpose.made),
-            "label": self.label,
-            "code": purpose.code,
-            "private_randomness": purpose.private_randomness,
-        }
-        key = artifacts.digest(identity)[:32]
+        facts = self._facts(parts, purpose, split)
+        key = artifacts.digest(facts["identity"])[:32]
         with self._lease(key, purpose.cell):
-            mine = [entry for entry in self.entries() if entry.key == key]
-            stored = self.root / "store" / key
-            for entry in mine:
-                if entry.state == "reserved":
-                    # We hold the lease, so its owner is dead. The rename into the store was the commit point.
-                    if stored.exists():
-                        self.log.append({"event": "committed", "entry": entry.id})
-                    else:
-                        self._void(entry.id)
-            done = any(entry.state == "committed" for entry in self.entries() if entry.key == key)
-            entry_id = next((e.id for e in self.entries() if e.key == key and e.state == "committed"), "")
-            if not done:
-                entry_id = uuid.uuid4().hex
-                event = purpose.spec.event()
-                self.log.append(
-                    {
-                        "event": "reserved",
-                        "entry": entry_id,
-                        "key": key,
-                        **identity,
-                        "parts": sorted(parts),
-                        "spec": purpose.spec.describe(),
-                        "event_spec": {
-                            "noise_multiplier": event.noise_multiplier,
-                            "sampling_rate": event.sampling_rate,
-                            "steps": event.steps,
-                        },
-                        "total_variation": purpose.total_variation,
-                        "process": {"pid": os.getpid(), "host": os.uname().nodename},
-                    }
-                )
+            found = self._take_over(key)
+            if found is not None:
+                self._check_unchanged(found, facts)
+            done = found is not None and found.state == "committed"
+            entry_id = found.id if found else self._reserve(key, facts)
             artifacts.restrict(set())
             release = Release(frozenset(parts), self, entry_id, key, done)
             try:
                 yield release
-            except BaseException:
-                if not release.committed and not stored.exists():
+            except BaseException as error:
+                # Interrupted between two steps of a long mechanism: the next run goes on from its state.
+                resumable = isinstance(error, KeyboardInterrupt | SystemExit) and release.progress.exists()
+                if not release.committed and not (self.root / "store" / key).exists() and not resumable:
                     self._void(entry_id)
                 raise
             finally:
@@ -255,8 +298,80 @@ class Ledger:
                 self._void(entry_id)
                 raise RuntimeError("a mechanism was opened and never committed")
 
+    def _facts(self, parts: tuple[str, ...], purpose: Mechanism, split: str) -> dict[str, Any]:
+        """Return what the log keeps of a release; ``identity`` is what its store key is made of."""
+        where = {"dataset": self.dataset_id, "split": split, "parts": sorted(parts), "cell": purpose.cell}
+        made = {
+            "spec": purpose.spec.digest(),
+            "inputs": purpose.inputs,
+            "made": artifacts.digest(purpose.made),
+            "private_randomness": purpose.private_randomness,
+        }
+        if self.cap is None:
+            identity = {**where, **made, "label": self.label, "code": purpose.code}
+        else:
+            # Code and inputs are no part of a deployment's key: an edit must not become a second release by itself.
+            identity = {**where, "label": self.label}
+            made["made"] = artifacts.digest(purpose.made["config"])
+        return {
+            "identity": identity,
+            **where,
+            "label": self.label,
+            "code": purpose.code,
+            "inputs_digest": artifacts.digest(made),
+            "private_randomness": purpose.private_randomness,
+            "spec": purpose.spec.describe(),
+            "events": [to_json(event) for event in purpose.spec.events()],
+            "total_variation": purpose.total_variation,
+            "process": {"pid": os.getpid(), "host": os.uname().nodename},
+        }
+
+    def _take_over(self, key: str) -> Entry | None:
+        """Return the entry of a key to go on with, if any. We hold its lease, so owners of reserved ones are dead."""
+        for entry in self.entries():
+            if entry.key == key and entry.state == "reserved":
+                if (self.root / "store" / key).exists():
+                    # The rename into the store was the commit point.
+                    self.log.append({"event": "committed", "entry": entry.id})
+                elif not self.progress(entry.id).exists():
+                    self._void(entry.id)
+        mine = [entry for entry in self.entries() if entry.key == key and entry.state != "void"]
+        return mine[0] if mine else None
+
+    def progress(self, entry_id: str) -> Progress:
+        """Return where an entry's mechanism keeps its state."""
+        return Progress(self.root / "tmp" / f"{entry_id}.state")
+
+    def _check_unchanged(self, done: Entry, facts: dict[str, Any]) -> None:
+        if done.facts["inputs_digest"] != facts["inputs_digest"]:
+            raise UserError(
+                f"{done.name()} was released already, from other settings or inputs: set privacy.release to a new "
+                "label to make and charge another one, or restore what changed"
+            )
+
+    def _reserve(self, key: str, facts: dict[str, Any]) -> str:
+        entry = Entry(uuid.uuid4().hex, key, "reserved", facts)
+        # Checked against exactly the events that this one is appended to, whoever else writes at the same time.
+        self.log.append(
+            {"event": "reserved", "entry": entry.id, "key": key, **facts}, check=lambda log: self._cap(entry, log)
+        )
+        return entry.id
+
+    def _cap(self, new: Entry, events: list[dict[str, Any]]) -> None:
+        if self.cap is None:
+            return
+        before = self.charged(_entries(events))
+        total = total_epsilon([entry.touch() for entry in [*before, new]], self.cap.delta)
+        if total > self.cap.epsilon:
+            spent = "; ".join(entry.name() for entry in before) or "nothing yet"
+            raise UserError(
+                f"ledger.cap: {new.name()} would bring this dataset to epsilon {total:.4g} at delta "
+                f"{self.cap.delta:g}, above the cap of {self.cap.epsilon:g}; spent so far: {spent}"
+            )
+
     def _void(self, entry_id: str) -> None:
         shutil.rmtree(self.root / "tmp" / entry_id, ignore_errors=True)
+        self.progress(entry_id).forget()
         self.log.append({"event": "void", "entry": entry_id})
 
     @contextmanager
@@ -279,148 +394,33 @@ class Ledger:
         Args:
             entry_ids: the charged entries of one chain.
             delta: where epsilon is stated.
-            tuning: how the settings were chosen: public_standin or user_declared.
+            tuning: how the settings were chosen, see statement.py.
         """
-        chain = [entry for entry in self.entries() if entry.id in set(entry_ids)]
-        if len(chain) != len(set(entry_ids)):
+        entries, wanted = self.entries(), set(entry_ids)
+        chain = [entry for entry in entries if entry.id in wanted]
+        if len(chain) != len(wanted):
             raise UserError(
                 f"{self.root}: this ledger lacks an entry that a released artefact names; restore it from a backup, "
                 "or delete results/ and set privacy.release to a new label"
             )
-        aborted = [
-            entry
-            for entry in self.entries()
-            if entry.state == "void" and any(entry.key == charged.key for charged in chain)
-        ]
-        touches = [entry.touch() for entry in chain + (aborted if self.charge_aborted else [])]
-        total = guarantee(touches, delta)
-        first = chain[0].facts["spec"] if chain else {}
-        variation = sum(entry.facts["total_variation"] for entry in chain)
-        private = all(entry.facts["private_randomness"] for entry in chain)
-        return {
-            "stamp": "private" if private else "NOT PRIVATE: the noise came from a test seed",
-            "guarantee": {
-                "epsilon": total["epsilon"],
-                # A law within TV of an (epsilon, delta)-DP one is (epsilon, delta + (1 + e^epsilon) TV)-DP.
-                "delta": total["delta"] + (1 + math.exp(total["epsilon"])) * variation,
-                "unit": first.get("unit"),
-                "adjacency": first.get("adjacency"),
-                "composition": total["composition"],
-            },
-            "stated_as": "only release",
-            "tuning": tuning,
-            "entries": [
-                {
-                    "entry": entry.id,
-                    "cell": entry.facts["cell"],
-                    "parts": entry.facts["parts"],
-                    "split": entry.facts["split"],
-                    "release": entry.facts["label"],
-                    **entry.facts["spec"],
-                    "sampler_total_variation": entry.facts["total_variation"],
-                }
-                for entry in chain
-            ],
-            "aborted_attempts": len(aborted),
-            "aborted_attempts_charged": self.charge_aborted,
-            "curve": total["curve"],
-            "not_covered": [
-                "other releases from the same dataset (other tasks, seeds and epsilons compose)",
-                "test metrics and everything else in study/",
-                "floating-point effects of float32 gradients; timing",
-                *self.caveats,
-            ],
-        }
+        keys = {entry.key for entry in chain}
+        others = [entry for entry in self.charged(entries) if entry.id not in wanted and entry.key not in keys]
+        return statement.build(
+            [entry.public() for entry in chain],
+            delta=delta,
+            tuning=tuning,
+            aborted=[entry.public() for entry in entries if entry.state == "void" and entry.key in keys],
+            charge_aborted=self.charge_aborted,
+            others=None if self.cap is None else [entry.public() for entry in others],
+            caveats=self.caveats,
+        )
 
 
-TUNING = ("none", "public_standin", "user_declared", "private_uncharged")
-"""How settings were chosen, from nothing to declare to the worst."""
-
-
-def least_public(*tunings: str) -> str:
-    """Return the worst of several ways in which a chain's settings were chosen."""
-    return max(tunings, key=TUNING.index)
-
-
-# -- what a reader holds --------------------------------------------------------------------------------------
-
-
-@dataclass
-class Access:
-    """An open door to private tables, limited to some parts."""
-
-    parts: frozenset[str]
-    is_open: bool = field(default=True, init=False)
-
-    def table(self, folder: str | Path, name: str):
-        """Read a private table; rows of other parts are filtered out where the table has a part column.
-
-        Args:
-            folder: an artefact in ``private/``.
-            name: file name without ``.parquet``.
-
-        Returns:
-            ``pyarrow.Table``.
-        """
-        import pyarrow as pa
-        import pyarrow.compute as pc
-
-        self._check()
-        artifacts.verify(folder)
-        table = artifacts.read_table(Path(folder) / f"{name}.parquet", access=self)
-        if "part" in table.column_names:
-            table = table.filter(pc.is_in(table["part"], value_set=pa.array(sorted(self.parts), pa.string())))
-        return table
-
-    def parent(self, folder: str | Path) -> dict[str, str]:
-        """Name a private parent for a manifest: by its random artefact id only."""
-        self._check()
-        return {"path": str(folder), "artifact": artifacts.verify(folder)["artifact"]}
-
-    def _check(self) -> None:
-        if not self.is_open:
-            raise PermissionError("this access is closed")
-
-
-@dataclass
-class Release(Access):
-    """An open mechanism: reads its parts, commits once to the store, re-publishes from there.
-
-    Attributes:
-        entry: id of its ledger entry.
-        committed: True when the store holds the output; nothing may be drawn then.
-    """
-
-    ledger: Ledger
-    entry: str
-    key: str
-    committed: bool
-
-    def commit(self, files: dict[str, bytes], manifest: dict[str, Any]) -> None:
-        """Write the output into the store (one rename: the commit point) and log it."""
-        self._check()
-        if self.committed:
-            raise RuntimeError("this release is committed already")
-        building = self.ledger.root / "tmp" / self.entry
-        shutil.rmtree(building, ignore_errors=True)
-        artifacts.publish(building, files, manifest)
-        fsync_folder(building)
-        os.rename(building, self.ledger.root / "store" / self.key)
-        fsync_folder(self.ledger.root / "store")
-        self.committed = True
-        self.ledger.log.append({"event": "committed", "entry": self.entry})
-
-    def stored(self, name: str) -> bytes:
-        """Return one file of the committed output."""
-        return (self.ledger.root / "store" / self.key / name).read_bytes()
-
-    def publish(self, folder: str | Path, views: dict[str, bytes]) -> None:
-        """Copy the committed output to its place in the run.
-
-        Args:
-            folder: the artefact's folder.
-            views: files that are views of the ledger (``privacy.json``), written beside the copies.
-        """
-        if not self.committed:
-            raise RuntimeError("commit first")
-        artifacts.republish(self.ledger.root / "store" / self.key, folder, views)
+def _entries(events: list[dict[str, Any]]) -> list[Entry]:
+    entries: dict[str, Entry] = {}
+    for event in events:
+        if event["event"] == "reserved":
+            entries[event["entry"]] = Entry(event["entry"], event["key"], "reserved", event)
+        elif "entry" in event:
+            entries[event["entry"]].state = event["event"]
+    return list(entries.values())

@@ -3,6 +3,10 @@
 One file per event: ``000001.json``, ``000002.json``, … each naming the hash of the one before. An event is appended by
 linking a complete, fsynced file to the next free number. That is exclusive on every POSIX filesystem, NFS included, so
 the number itself is the lock: a writer that lost the race re-reads and tries the next.
+
+The chain shows any change but one to its last events. ``head.json`` beside the folder names the newest event and its
+hash, so that losing or altering those is seen too. Only somebody who rewrites both goes unnoticed: who must be able to
+prove more keeps a copy of ``head.json`` elsewhere.
 """
 
 from __future__ import annotations
@@ -12,6 +16,7 @@ import json
 import os
 import time
 import uuid
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -29,21 +34,32 @@ class EventLog:
     def __init__(self, folder: Path):
         self.folder = folder
         self._events: list[dict[str, Any]] = []
-        self._last_hash = ""
+        self._hashes: list[str] = []
+        self._head = folder.parent / "head.json"
 
-    def append(self, event: dict[str, Any]) -> None:
-        """Append an event; it gains its number, the hash of the one before, and the time."""
+    def append(self, event: dict[str, Any], check: Callable[[list[dict[str, Any]]], None] | None = None) -> None:
+        """Append an event; it gains its number, the hash of the one before, and the time.
+
+        Args:
+            event: plain JSON types.
+            check: raises where the event may not follow the events it is given: exactly those it is appended to,
+                because a writer that lost the race for the number checks again.
+        """
         while True:
-            self.read()
-            full = {"number": len(self._events) + 1, "previous": self._last_hash, "time": time.time(), **event}
-            if link_new(self._path(len(self._events) + 1), full):
+            events = self.read()
+            if check is not None:
+                check(events)
+            full = {"number": len(self._events) + 1, "previous": self._last_hash(), "time": time.time(), **event}
+            if link_new(self._path(full["number"]), full):
+                self._point_head(full)
                 return
+            time.sleep(0.002)  # another writer was faster; a network filesystem may need a moment to show its event
 
     def read(self) -> list[dict[str, Any]]:
         """Return every event in order, reading only those that are new since the last look.
 
         Raises:
-            UserError: the hash chain is broken, or an event is missing in the middle.
+            UserError: the hash chain is broken, or an event is missing or altered.
         """
         while True:
             path = self._path(len(self._events) + 1)
@@ -51,11 +67,7 @@ class EventLog:
                 data = path.read_bytes()
             except FileNotFoundError:
                 break
-            event = json.loads(data)
-            if event["previous"] != self._last_hash:
-                raise UserError(f"{path}: the ledger's hash chain is broken here; restore it from a backup")
-            self._events.append(event)
-            self._last_hash = hashlib.sha256(data).hexdigest()
+            self._take(path, data)
         highest = max((int(path.stem) for path in self.folder.glob("[0-9]*.json")), default=0)
         if highest > len(self._events):
             # Another process may have appended between the two looks; a real gap stays one.
@@ -63,7 +75,47 @@ class EventLog:
             if not missing.exists():
                 raise UserError(f"{missing}: missing from the ledger; restore it from a backup")
             return self.read()
+        self._check_head()
         return self._events
+
+    def _take(self, path: Path, data: bytes) -> None:
+        """Add the next event after checking that it continues the chain."""
+        try:
+            event = json.loads(data)
+            continues = event["previous"] == self._last_hash() and event["number"] == len(self._events) + 1
+        except (ValueError, KeyError, TypeError):
+            continues = False
+        if not continues:
+            raise UserError(f"{path}: the ledger's hash chain is broken here; restore it from a backup")
+        self._events.append(event)
+        self._hashes.append(hashlib.sha256(data).hexdigest())
+
+    def _last_hash(self) -> str:
+        return self._hashes[-1] if self._hashes else ""
+
+    def _point_head(self, event: dict[str, Any]) -> None:
+        """Name the newest event. Of two writers the slower may win, so the head may lag behind, never run ahead."""
+        value = {"number": event["number"], "sha256": hashlib.sha256(json_bytes(event)).hexdigest()}
+        temporary = self._head.parent / f".{uuid.uuid4().hex}"
+        with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as out:
+            out.write(json_bytes(value))
+            out.flush()
+            os.fsync(out.fileno())
+        os.replace(temporary, self._head)
+
+    def _check_head(self) -> None:
+        try:
+            head = json.loads(self._head.read_bytes())
+        except FileNotFoundError:
+            return  # a ledger without any event, or one whose first writer died before it wrote this file
+        number = head["number"]
+        if number > len(self._events):
+            for late in range(len(self._events) + 1, number + 1):
+                if not self._path(late).exists():
+                    raise UserError(f"{self._path(late)}: missing from the ledger; restore it from a backup")
+            self.read()  # appended between the two looks
+        elif self._hashes[number - 1] != head["sha256"]:
+            raise UserError(f"{self._path(number)}: altered since it was written; restore it from a backup")
 
     def _path(self, number: int) -> Path:
         return self.folder / f"{number:06d}.json"

@@ -1,32 +1,105 @@
 """One immutable spec per mechanism run: sampler, clip, divisor, noise and accounting come from the same object.
 
 A spec holds public parameters only, so two neighbouring datasets give byte-identical specs, and nobody can account
-for a sampler that was not used. One step of either mechanism is
+for a sampler that was not used. One step of a Gaussian mechanism is
 
     sample units -> clip each unit's vector to C -> sum -> add noise ONCE -> divide by the PUBLIC expected batch.
 
-Guarantee (both classes): for neighbours that differ in one unit, added or removed, one step is a Poisson-subsampled
-(or full-batch) Gaussian mechanism of sensitivity C, and T adaptive steps compose; :meth:`MechanismSpec.event` is what
-the accountant sees.
+Guarantee: for neighbours in one unit, one step is a Poisson-subsampled (or full-batch) Gaussian mechanism whose
+sensitivity follows from the adjacency (:attr:`MechanismSpec.sensitivity`), and T adaptive steps compose;
+:meth:`MechanismSpec.events` is what the accountant sees.
+
+| class | vectors | add/remove, zero-out | replace-one | used by |
+|---|---|---|---|---|
+| GridGaussian | clipped to C, on an integer grid | C | 2 C | mixture weights |
+| ResponsibilityGaussian | on the simplex, on an integer grid | 1 | sqrt 2 | mixture weights (`responsibilities`) |
+| ModelGaussian | clipped to C, floating point | C | 2 C | DP-SGD |
+
+Selection mechanisms are in selection.py.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import asdict, dataclass
+import math
+from dataclasses import dataclass, fields
+from typing import ClassVar
 
 import numpy as np
 
-from dpmixmin.privacy.accounting import Composition, Event, calibrate
+from dpmixmin.privacy.accounting import Composition, calibrate
+from dpmixmin.privacy.events import ADD_REMOVE, ADJACENCIES, REPLACE_ONE, GaussianEvent, to_json
 from dpmixmin.privacy.noise import LOG2_TV_PER_DRAW, NoiseSource
 
 GRID_BITS = 20
 """The integer grid of the mixture release is C / 2**20."""
 
 
+class Spec:
+    """What every mechanism's spec has; all are frozen dataclasses with the fields below.
+
+    Attributes:
+        nominal_units: public number of units of the part(s); never counted from data.
+        epsilon: the target that the noise was calibrated to, for this release together with ``alongside``.
+        delta: the target's failure probability.
+        unit: what is protected.
+        adjacency: what neighbours are: add_remove, replace_one (the public id is kept) or zero_out.
+        alongside: events of the chain's earlier releases on the same units, which the target covers too (sequential
+            composition); empty when the parts are disjoint.
+    """
+
+    nominal_units: float
+    epsilon: float
+    delta: float
+    unit: str
+    adjacency: str
+    alongside: tuple
+
+    def events(self) -> tuple:
+        """Return what the accountant composes for this release (see events.py)."""
+        raise NotImplementedError
+
+    def spent(self) -> float:
+        """Return the epsilon spent at this spec's delta and adjacency, ``alongside`` included.
+
+        Raises:
+            ValueError: it is above the target (a spec that was not built by ``for_target``).
+        """
+        epsilon = Composition((*self.alongside, *self.events()), adjacency=self.adjacency).epsilon(self.delta)
+        if epsilon > self.epsilon:
+            raise ValueError(f"spec spends epsilon {epsilon:g}, above its target {self.epsilon:g}")
+        return epsilon
+
+    def describe(self) -> dict:
+        """Return the parameters as plain JSON types, with the class's name."""
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        values["alongside"] = [to_json(event) for event in self.alongside]
+        return {"mechanism": type(self).__name__, **{key: _plain(value) for key, value in values.items()}}
+
+    def digest(self) -> str:
+        """Return a short hash of :meth:`describe`."""
+        return hashlib.sha256(json.dumps(self.describe(), sort_keys=True).encode()).hexdigest()[:16]
+
+    def total_variation(self, dimensions: int) -> float:
+        """Return the distance of the run's randomness from its ideal law, to be added to delta."""
+        return 0.0
+
+    def _check(self) -> None:
+        if self.adjacency not in ADJACENCIES:
+            raise ValueError(f"adjacency must be one of {', '.join(ADJACENCIES)}")
+
+
+def _plain(value):
+    if isinstance(value, Spec):
+        return value.describe()
+    if value == math.inf:
+        return "inf"  # JSON has no infinity
+    return [_plain(item) for item in value] if isinstance(value, tuple) else value
+
+
 @dataclass(frozen=True)
-class MechanismSpec:
+class MechanismSpec(Spec):
     """Public parameters of T steps of a sampled Gaussian mechanism on clipped unit vectors.
 
     Attributes:
@@ -34,11 +107,12 @@ class MechanismSpec:
         noise_multiplier: noise standard deviation divided by C.
         steps: T.
         sampling_rate: probability q of each unit to enter a step, by its own coin; 1 is full batch.
-        nominal_units: public number of units of the part(s); never counted from data.
-        epsilon: the target that the noise was calibrated to.
-        delta: the target's failure probability.
+        nominal_units: see :class:`Spec`, as for the fields that follow.
+        epsilon: target.
+        delta: target.
         unit: what is protected.
-        adjacency: always add/remove of one unit.
+        adjacency: what neighbours are.
+        alongside: earlier events that the target covers.
     """
 
     clip: float
@@ -49,7 +123,15 @@ class MechanismSpec:
     epsilon: float
     delta: float
     unit: str = "record"
-    adjacency: str = "add_remove"
+    adjacency: str = ADD_REMOVE
+    alongside: tuple = ()
+
+    replace_factor: ClassVar[float] = 2.0
+    """Replace-one sensitivity over add/remove sensitivity: two vectors of norm C are at most 2 C apart."""
+
+    def __post_init__(self):
+        self._check()
+        self.events()  # the events check noise multiplier, rate and steps
 
     @classmethod
     def for_target(
@@ -62,10 +144,24 @@ class MechanismSpec:
         sampling_rate: float,
         nominal_units: float,
         unit: str = "record",
+        adjacency: str = ADD_REMOVE,
+        alongside: tuple = (),
     ):
-        """Build a spec whose spent epsilon is at or below the target."""
-        sigma = calibrate(epsilon, delta, sampling_rate, steps)
-        return cls(clip, sigma, steps, sampling_rate, nominal_units, epsilon, delta, unit)
+        """Build a spec whose spent epsilon is at or below the target.
+
+        Raises:
+            ValueError: ``alongside`` spends the whole target already.
+        """
+        sigma = calibrate(
+            epsilon,
+            delta,
+            sampling_rate,
+            steps,
+            adjacency=adjacency,
+            replace_factor=cls.replace_factor,
+            alongside=alongside,
+        )
+        return cls(clip, sigma, steps, sampling_rate, nominal_units, epsilon, delta, unit, adjacency, alongside)
 
     @property
     def expected_batch(self) -> float:
@@ -77,20 +173,14 @@ class MechanismSpec:
         """Standard deviation of the noise on a sum, in the vector's own units."""
         return self.noise_multiplier * self.clip
 
-    def event(self) -> Event:
-        """Return what the accountant composes."""
-        return Event(self.noise_multiplier, self.sampling_rate, self.steps)
+    @property
+    def sensitivity(self) -> float:
+        """How far one unit can move a step's sum under this adjacency, in the vector's own units."""
+        return self.clip * (self.replace_factor if self.adjacency == REPLACE_ONE else 1.0)
 
-    def spent(self) -> float:
-        """Return the epsilon spent at this spec's delta.
-
-        Raises:
-            ValueError: it is above the target (a spec that was not built by :meth:`for_target`).
-        """
-        epsilon = Composition([self.event()]).epsilon(self.delta)
-        if epsilon > self.epsilon:
-            raise ValueError(f"spec spends epsilon {epsilon:g}, above its target {self.epsilon:g}")
-        return epsilon
+    def events(self) -> tuple[GaussianEvent, ...]:
+        """Return the accounting entry: noise over the add/remove sensitivity C, rate, steps."""
+        return (GaussianEvent(self.noise_multiplier, self.sampling_rate, self.steps, self.replace_factor),)
 
     def sample(self, count: int, noise: NoiseSource) -> np.ndarray:
         """Draw one step's batch: an independent coin per unit.
@@ -106,18 +196,10 @@ class MechanismSpec:
             return np.ones(count, dtype=bool)
         return noise.coins(self.sampling_rate, count)
 
-    def describe(self) -> dict:
-        """Return the parameters as plain JSON types, with the class's name."""
-        return {"mechanism": type(self).__name__, **asdict(self)}
-
-    def digest(self) -> str:
-        """Return a short hash of :meth:`describe`."""
-        return hashlib.sha256(json.dumps(self.describe(), sort_keys=True).encode()).hexdigest()[:16]
-
 
 @dataclass(frozen=True)
 class GridGaussian(MechanismSpec):
-    """The k-dimensional release on an integer grid (rule 15), for the mixture weights.
+    """The k-dimensional release on an integer grid (rule 15); of clipped gradients, for the mixture.
 
     Each unit's clipped vector is rounded TOWARD ZERO onto multiples of C / 2**20, summed exactly in int64, and
     ROUND(N(0, (sigma C)**2) / grid) is added to every coordinate. That is the continuous Gaussian mechanism on the
@@ -127,7 +209,11 @@ class GridGaussian(MechanismSpec):
 
     grid_bits: int = GRID_BITS
 
+    statistic: ClassVar[str] = "gradients"
+    """What a mixture learner sums under this spec."""
+
     def __post_init__(self):
+        super().__post_init__()
         if not 1 <= self.grid_bits <= 28:
             raise ValueError("grid_bits must be in [1, 28]: integer norms are checked in int64")
 
@@ -181,9 +267,45 @@ class GridGaussian(MechanismSpec):
 
 
 @dataclass(frozen=True)
+class ResponsibilityGaussian(GridGaussian):
+    """The sum of units' mean responsibilities r_i = lambda_i p_i / (p . lambda), without any clipping.
+
+    A responsibility vector lies on the simplex, so its norm is at most 1, and two of them are at most sqrt 2 apart.
+    """
+
+    statistic: ClassVar[str] = "responsibilities"
+    replace_factor: ClassVar[float] = math.sqrt(2.0)
+
+    def __post_init__(self):
+        super().__post_init__()
+        if self.clip != 1.0:
+            raise ValueError("responsibilities lie on the simplex: their clipping norm is 1")
+
+    def to_grid(self, vectors: np.ndarray) -> np.ndarray:
+        """Round toward zero onto the grid; a row that is not on the simplex (a caller's bug) counts as zero.
+
+        On the simplex means: no negative coordinate, and a sum of at most 1 after rounding. Both together keep the
+        replace-one distance at sqrt 2, which a norm of at most 1 alone would not.
+        """
+        integers = super().to_grid(vectors)
+        outside = (integers < 0).any(axis=1) | (integers.sum(axis=1) > 2**self.grid_bits)
+        integers[outside] = 0
+        return integers
+
+
+@dataclass(frozen=True)
 class ModelGaussian(MechanismSpec):
     """The model-sized release of DP-SGD: float64 noise from the source, on float sums."""
 
-    def noise_for(self, size: int, noise: NoiseSource) -> np.ndarray:
-        """Return one step's noise for a flat sum of ``size`` coordinates, float64."""
-        return noise.gaussian(self.noise_std, size)
+    def release_sum(self, total: np.ndarray, noise: NoiseSource, *, shares: int = 1) -> np.ndarray:
+        """Add one step's noise, or this process' share of it.
+
+        Args:
+            total: flat sum of clipped unit vectors, float64.
+            noise: source of the noise.
+            shares: number of processes whose independent shares add up to the noise (rule 24).
+
+        Returns:
+            float64 of the same shape.
+        """
+        return total + noise.gaussian(self.noise_std / math.sqrt(shares), total.shape[0])

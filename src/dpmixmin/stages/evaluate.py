@@ -45,7 +45,7 @@ def run(config: Config, args) -> None:
     cells = cells_for(config, task)
     parents = [artifacts.parent(cell.folder(paths)) for cell in cells]
     rows: list[dict] = []
-    with Ledger.of(config).open(("test",), Study()) as access:
+    with Ledger.of(config).open(("test",), Study(f"test metrics of {task}")) as access:
         parents += [access.parent(paths.records())]
         tests = {}
         for seed in config.seeds:

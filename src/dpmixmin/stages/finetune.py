@@ -1,8 +1,9 @@
 """Fine-tune privately: mechanism 2.
 
 Reads: pretrained models, the method's settings, the sensitive table and the splits (finetune part; none, uniform and
-mixmin read all of train, as in the paper). Writes, per cell, ``model.safetensors``, ``privacy.json``,
-``manifest.json``: in ``released/``, or in ``study/`` when the mixture was non-private.
+mixmin read all of train, as in the paper, and so does dp_mixmin under sequential composition). Writes, per cell,
+``model.safetensors``, ``privacy.json``, ``manifest.json``: in ``released/``, or in ``study/`` when the mixture was
+non-private.
 Spends: each cell is one ledger entry at (epsilon, delta), unless the public stand-ins chose not to fine-tune: then
 the pretrained model is the result and nothing is spent here.
 """
@@ -15,14 +16,17 @@ import torch
 
 from dpmixmin import artifacts, provenance
 from dpmixmin.cells import TWICE, Cell, cells_of, pretrained_cell, select, train_parts
-from dpmixmin.config import METHODS, Config, FinetuneSettings
+from dpmixmin.config import Config
 from dpmixmin.data import split
 from dpmixmin.data.fetch import say
 from dpmixmin.finetune.dp_sgd import ClippedSum, fine_tune
 from dpmixmin.models import networks
 from dpmixmin.paths import STUDY, Paths
-from dpmixmin.privacy.ledger import Ledger, Mechanism, least_public
+from dpmixmin.privacy.events import from_json
+from dpmixmin.privacy.ledger import Ledger, Mechanism
 from dpmixmin.privacy.noise import noise_source
+from dpmixmin.privacy.statement import least_public
+from dpmixmin.sections import METHODS, FinetuneSettings
 from dpmixmin.specs import finetune_spec
 
 
@@ -65,10 +69,11 @@ def _keep_pretrained(
 def _fine_tune(
     config: Config, ledger: Ledger, paths: Paths, cell: Cell, pretrained: Cell, settings: dict, chosen: dict
 ) -> None:
-    folder, parts = pretrained.folder(paths), train_parts(cell.method)
+    folder, parts = pretrained.folder(paths), train_parts(config, cell.method)
     values = FinetuneSettings(**chosen["choice"])
     factor = 2 if cell.mechanism.endswith(TWICE) else 1
-    spec = finetune_spec(config, values, cell.epsilon, parts, steps_factor=factor)
+    alongside = _events_on(f"{folder}/privacy.json", parts)
+    spec = finetune_spec(config, values, cell.epsilon, parts, steps_factor=factor, alongside=alongside)
     spec.spent()
     parents = [artifacts.parent(folder), settings]
     noise = noise_source(config.privacy.insecure_seed, cell.folder(paths))
@@ -80,7 +85,7 @@ def _fine_tune(
         code=provenance.code_digest("finetune"),
         private_randomness=noise.private,
     )
-    with ledger.open(parts, purpose, split.split_id(cell.seed, config.private.parts)) as release:
+    with ledger.open(parts, purpose, split.split_id(ledger.split_key(cell.seed)[0], config.private.parts)) as release:
         if not release.committed:
             records = split.open_part(release, paths, cell.seed)
             units, index = records.units()
@@ -88,12 +93,21 @@ def _fine_tune(
             model = networks.build(config.inputs, records.features.shape[1], config.pretrain, 1, 0)
             networks.load_state(model, folder)
             sums = ClippedSum(model, records.features, labels, index, units, config.finetune.physical_batch)
-            fine_tune(sums, spec, values.learning_rate, noise)
+            fine_tune(sums, spec, values.learning_rate, noise, progress=release.progress)
             manifest = _manifest(config, cell, [*parents, release.parent(paths.records()),
                                                 release.parent(paths.split(cell.seed))])  # fmt: skip
             release.commit({"model.safetensors": networks.state_bytes(model)}, manifest)
         statement = _statement(config, ledger, paths, pretrained, [release.entry], chosen["chosen_by"])
         release.publish(cell.folder(paths), {"privacy.json": artifacts.json_bytes(statement)})
+
+
+def _events_on(statement: str, parts: tuple[str, ...]) -> tuple:
+    """Return the events upstream that read some of these parts: the target has to cover them too."""
+    upstream = artifacts.read_json(statement)
+    if upstream["guarantee"] is None:
+        return ()
+    shared = [entry for entry in upstream["entries"] if set(entry["parts"]) & set(parts)]
+    return tuple(from_json(event) for entry in shared for event in entry["events"])
 
 
 def _statement(config: Config, ledger: Ledger, paths: Paths, pretrained: Cell, own: list[str], tuning: str) -> dict:

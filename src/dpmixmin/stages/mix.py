@@ -1,9 +1,10 @@
 """Learn mixture weights: mechanism 1, and its non-private and uniform references.
 
-Reads: the prediction tables (mixing part; the non-private reference reads all of train), the mixture's settings.
+Reads: the prediction tables (mixing part; all of train under sequential composition, and for the non-private
+reference), the mixture's settings.
 Writes, per cell, ``weights.json``, ``trajectory.parquet``, ``privacy.json``, ``manifest.json`` in the cell's room:
 ``released/`` for dp_mixmin, ``study/`` for mixmin, ``public/`` for uniform.
-Spends: each dp_mixmin cell is one ledger entry at (epsilon, delta) on the mixing part.
+Spends: each dp_mixmin cell is one ledger entry at (epsilon, delta) on what it reads; its share under sequential.
 """
 
 from __future__ import annotations
@@ -12,16 +13,18 @@ import numpy as np
 import pyarrow as pa
 
 from dpmixmin import artifacts, provenance
-from dpmixmin.cells import Cell, cells_of, select
-from dpmixmin.config import Config, MixtureSettings
+from dpmixmin.cells import Cell, cells_of, mixing_parts, select
+from dpmixmin.config import Config
 from dpmixmin.data import split
 from dpmixmin.data.fetch import say
 from dpmixmin.data.records import binary_label, labels_from_arrow, strings
-from dpmixmin.mixing.learners import Learned, learn_nonprivate, learn_private, uniform
-from dpmixmin.mixing.objective import UnitGradients, source_probabilities
+from dpmixmin.mixing.learners import Learned, learn, learn_nonprivate, uniform
+from dpmixmin.mixing.objective import source_probabilities
 from dpmixmin.paths import Paths
-from dpmixmin.privacy.ledger import Access, Ledger, Mechanism, Study
+from dpmixmin.privacy.access import Access
+from dpmixmin.privacy.ledger import Ledger, Mechanism, Study
 from dpmixmin.privacy.noise import noise_source
+from dpmixmin.sections import MixtureSettings
 from dpmixmin.specs import mixture_spec
 
 
@@ -49,7 +52,7 @@ def _uniform(config: Config, ledger: Ledger, paths: Paths, cell: Cell) -> None:
 def _nonprivate(config: Config, ledger: Ledger, paths: Paths, cell: Cell) -> None:
     """MixMin without privacy, on all of train: an upper bound that only a study may see."""
     folder = paths.predictions(cell.seed)
-    with ledger.open(("mixing", "finetune"), Study()) as access:
+    with ledger.open(("mixing", "finetune"), Study(f"exact mixture weights of {cell.task}")) as access:
         p, _ = _probabilities(config, access, folder, cell.task)
         learned = learn_nonprivate(p)
         statement = {"guarantee": None, "stamp": "NOT PRIVATE: the exact optimum on sensitive records"}
@@ -74,12 +77,11 @@ def _private(config: Config, ledger: Ledger, paths: Paths, cell: Cell) -> None:
         private_randomness=noise.private,
         total_variation=spec.total_variation(len(config.axes)),
     )
-    with ledger.open(("mixing",), purpose, split.split_id(cell.seed, config.private.parts)) as release:
+    parts = mixing_parts(config)
+    with ledger.open(parts, purpose, split.split_id(ledger.split_key(cell.seed)[0], config.private.parts)) as release:
         if not release.committed:
             p, units = _probabilities(config, release, folder, cell.task)
-            centred = config.mixture.learner == "centred"
-            gradients = UnitGradients.of(p, centred=centred, units=units)
-            learned = learn_private(gradients, spec, settings.learning_rate, noise, average=centred)
+            learned = learn(config.mixture.learner, p, spec, settings.learning_rate, noise, units)
             manifest = _manifest(config, cell, [*parents, release.parent(folder)])
             release.commit(_files(config, cell, learned), manifest)
         statement = ledger.statement([release.entry], delta=config.privacy.delta, tuning=chosen["chosen_by"])

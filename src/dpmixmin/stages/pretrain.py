@@ -13,7 +13,7 @@ import torch
 
 from dpmixmin import artifacts, provenance
 from dpmixmin.cells import Cell, cells_of, mixture_cell, select
-from dpmixmin.config import METHODS, Config
+from dpmixmin.config import Config
 from dpmixmin.data.fetch import say
 from dpmixmin.data.records import Records
 from dpmixmin.models import networks
@@ -21,6 +21,7 @@ from dpmixmin.paths import Paths
 from dpmixmin.pretrain.train import soft_targets, train_public
 from dpmixmin.privacy.ledger import Ledger
 from dpmixmin.proxies.joint import axis_labels
+from dpmixmin.sections import METHODS
 
 
 def add_arguments(parser) -> None:

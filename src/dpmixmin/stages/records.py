@@ -1,13 +1,11 @@
 """Prepare the sensitive record table.
 
 Reads: the sensitive source, through the ledger; the number of features, from the public sources. Writes:
-``private/records/records.parquet``. Spends nothing: the output stays private, and each of its rows is a function of
-one source row and public constants.
+``private/records/records.parquet`` and ``counts.json`` (what an owner wants to know of the table). Spends nothing: the
+output stays private, and each row of the table is a function of one source row and public constants.
 """
 
 from __future__ import annotations
-
-import hashlib
 
 from dpmixmin import artifacts, provenance
 from dpmixmin.config import Config
@@ -22,13 +20,11 @@ def add_arguments(parser) -> None:
 
 def run(config: Config, args) -> None:
     """Load the sensitive table and write it in the fixed schema."""
-    # Study mode derives the key of the ids from public constants, so that a run is reproducible.
-    key = hashlib.sha256(f"dpmixmin record ids {config.private.name}".encode()).digest()
-    paths = Paths(config.experiment)
+    paths, ledger = Paths(config.experiment), Ledger.of(config)
     sources = artifacts.read_table(f"{paths.source('sources')}/records.parquet")
     width = sources.schema.field("features").type.list_size
-    with Ledger.of(config).open(PARTS, Derive()) as access:
-        records = loaders.load_private(config.private, config.inputs, key, width, access)
+    with ledger.open(PARTS, Derive()) as access:
+        records = loaders.load_private(config.private, config.inputs, ledger.record_key(), width, access)
         for rule in config.tasks.values():
             records.label(rule)
         manifest = artifacts.manifest(
@@ -38,5 +34,8 @@ def run(config: Config, args) -> None:
             parents=[],
             private=True,
         )
-        files = {"records.parquet": artifacts.parquet_bytes(records.to_arrow())}
+        files = {
+            "records.parquet": artifacts.parquet_bytes(records.to_arrow()),
+            "counts.json": artifacts.json_bytes(records.counts(config.private.max_records_per_unit)),
+        }
         artifacts.publish(paths.records(), files, manifest)

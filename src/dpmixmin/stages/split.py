@@ -23,12 +23,12 @@ def add_arguments(parser) -> None:
 
 def run(config: Config, args) -> None:
     """Write one partition per seed."""
-    paths = Paths(config.experiment)
-    with Ledger.of(config).open(PARTS, Derive()) as access:
+    paths, ledger = Paths(config.experiment), Ledger.of(config)
+    with ledger.open(PARTS, Derive()) as access:
         table = access.table(paths.records(), "records")
         units = strings(table["unit"])
         for seed in args.seeds or config.seeds:
-            parts = split.assign(units, split.study_key(seed), config.private.parts)
+            parts = split.assign(units, ledger.split_key(seed)[1], config.private.parts)
             out = pa.table({"record": table["record"], "unit": table["unit"], "part": pa.array(parts, pa.string())})
             manifest = artifacts.manifest(
                 "split",

@@ -16,20 +16,22 @@ import pyarrow as pa
 import torch
 
 from dpmixmin import artifacts, provenance
-from dpmixmin.cells import train_parts
-from dpmixmin.config import METHODS, Config, FinetuneSettings, MixtureSettings
+from dpmixmin.cells import mixing_parts, train_parts
+from dpmixmin.config import Config
 from dpmixmin.data.fetch import say
 from dpmixmin.data.records import Records
 from dpmixmin.finetune.dp_sgd import ClippedSum, fine_tune
 from dpmixmin.metrics import auc
-from dpmixmin.mixing.learners import learn_nonprivate, learn_private, uniform
-from dpmixmin.mixing.objective import UnitGradients, source_probabilities
+from dpmixmin.mixing.learners import learn, learn_nonprivate, uniform
+from dpmixmin.mixing.objective import source_probabilities
 from dpmixmin.models import networks
 from dpmixmin.paths import Paths
 from dpmixmin.pretrain.train import soft_targets, train_public
 from dpmixmin.privacy.noise import InsecureNoise
 from dpmixmin.proxies.joint import axis_labels, load_proxy, source_predictions
+from dpmixmin.sections import METHODS, FinetuneSettings, MixtureSettings
 from dpmixmin.specs import finetune_spec, mixture_spec
+from dpmixmin.tuning import chosen_by
 from dpmixmin.tuning.standins import StandIn, balanced_candidates, stand_ins
 
 COLUMNS = {"method": pa.string(), "learning_rate": pa.float64(), "steps": pa.int64(), "batch": pa.int64(),
@@ -48,16 +50,15 @@ def run(config: Config, args) -> None:
     rows: list[dict] = []
     choice: dict | None
     if config.finetune.settings is not None:
-        choice, chosen_by, parents = config.finetune.settings.model_dump(), "user_declared", []
+        choice, parents = config.finetune.settings.model_dump(), []
     else:
-        chosen_by = "public_standin"
         folders = [paths.source("sources"), paths.source("standins"), paths.proxy(), paths.settings("mixture")]
         parents = [artifacts.parent(folder) for folder in folders]
         rows = _try_all(config, paths, args.method)
         choice = _best(rows)
         say(f"{args.method}: " + ("do not fine-tune" if choice is None else str(choice)))
     settings = {
-        "chosen_by": chosen_by,
+        "chosen_by": chosen_by(config, declared=config.finetune.settings is not None),
         "method": args.method,
         "choice": choice,
         "epsilon": config.tune.epsilon,
@@ -84,7 +85,10 @@ def _try_all(config: Config, paths: Paths, method: str) -> list[dict]:
     grid = config.tune.finetune
     keys = {key: getattr(grid, key) for key in ("learning_rate", "steps", "batch", "clip")}
     candidates = balanced_candidates(keys, grid.budget, config.tune.seed)
-    parts = train_parts(method)
+    parts = train_parts(config, method)
+    alongside = ()
+    if method == "dp_mixmin" and config.privacy.composition == "sequential":
+        alongside = mixture_spec(config, _mixture_settings(paths), config.tune.epsilon).events()
     rows = []
     for number, task in enumerate(stand_ins(records, axes, config, grid.tasks)):
         weights = _weights(config, paths, method, task, predictions, number)
@@ -102,7 +106,9 @@ def _try_all(config: Config, paths: Paths, method: str) -> list[dict]:
                 trial, records.features[train], task.labels[train], unit_index, len(train),
                 config.finetune.physical_batch,
             )  # fmt: skip
-            spec = finetune_spec(config, FinetuneSettings(**candidate), config.tune.epsilon, parts)
+            spec = finetune_spec(
+                config, FinetuneSettings(**candidate), config.tune.epsilon, parts, alongside=alongside
+            )
             noise = InsecureNoise(config.tune.seed, f"stand-in {number} {method} {index}")
             fine_tune(sums, spec, candidate["learning_rate"], noise)
             rows.append(_row(method, candidate, task, trial))
@@ -120,12 +126,15 @@ def _weights(
     p = source_probabilities(predictions, task.labels)
     if method == "mixmin":
         return learn_nonprivate(p[np.concatenate([task.mixing, task.finetune])]).weights
-    settings = MixtureSettings(**artifacts.read_json(f"{paths.settings('mixture')}/settings.json")["choice"])
-    centred = config.mixture.learner == "centred"
-    gradients = UnitGradients.of(p[task.mixing], centred=centred)
+    settings = _mixture_settings(paths)
+    mixing = np.concatenate([getattr(task, part) for part in mixing_parts(config)])
     spec = mixture_spec(config, settings, config.tune.epsilon)
     noise = InsecureNoise(config.tune.seed, f"stand-in {number} mixture")
-    return learn_private(gradients, spec, settings.learning_rate, noise, average=centred).weights
+    return learn(config.mixture.learner, p[mixing], spec, settings.learning_rate, noise).weights
+
+
+def _mixture_settings(paths: Paths) -> MixtureSettings:
+    return MixtureSettings(**artifacts.read_json(f"{paths.settings('mixture')}/settings.json")["choice"])
 
 
 def _row(method: str, candidate: dict | None, task: StandIn, model: torch.nn.Module) -> dict:

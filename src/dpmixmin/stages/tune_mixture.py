@@ -15,15 +15,18 @@ import pyarrow as pa
 import torch
 
 from dpmixmin import artifacts, provenance
-from dpmixmin.config import Config, MixtureSettings
+from dpmixmin.cells import mixing_parts
+from dpmixmin.config import Config
 from dpmixmin.data.fetch import say
 from dpmixmin.data.records import Records
-from dpmixmin.mixing.learners import closeness, learn_nonprivate, learn_private
-from dpmixmin.mixing.objective import UnitGradients, mean_loss, source_probabilities
+from dpmixmin.mixing.learners import closeness, learn, learn_nonprivate
+from dpmixmin.mixing.objective import mean_loss, source_probabilities
 from dpmixmin.paths import Paths
 from dpmixmin.privacy.noise import InsecureNoise
 from dpmixmin.proxies.joint import axis_labels, load_proxy, source_predictions
+from dpmixmin.sections import MixtureSettings
 from dpmixmin.specs import mixture_spec
+from dpmixmin.tuning import chosen_by
 from dpmixmin.tuning.standins import stand_ins
 
 COLUMNS = {"clip": pa.float64(), "steps": pa.int64(), "learning_rate": pa.float64(), "standin_task": pa.string(),
@@ -40,14 +43,14 @@ def run(config: Config, args) -> None:
     paths = Paths(config.experiment)
     rows: list[dict] = []
     if config.mixture.settings is not None:
-        choice, chosen_by, parents = config.mixture.settings, "user_declared", []
+        choice, parents = config.mixture.settings, []
     else:
-        chosen_by = "public_standin"
         parents = [artifacts.parent(paths.proxy()), artifacts.parent(paths.source("standins"))]
         rows = _try_all(config, paths)
         choice = _best(rows)
         say(f"mixture settings: clip {choice.clip:g}, {choice.steps} steps, step size {choice.learning_rate:g}")
-    settings = {"chosen_by": chosen_by, "choice": choice.model_dump(), "epsilon": config.tune.epsilon}
+    how = chosen_by(config, declared=config.mixture.settings is not None)
+    settings = {"chosen_by": how, "choice": choice.model_dump(), "epsilon": config.tune.epsilon}
     curve = pa.Table.from_pylist(rows, schema=pa.schema(COLUMNS))
     manifest = artifacts.manifest(
         "tune_mixture",
@@ -69,18 +72,18 @@ def _try_all(config: Config, paths: Paths) -> list[dict]:
     rows = []
     for number, task in enumerate(stand_ins(records, axes, config, grid.tasks)):
         p = source_probabilities(predictions, task.labels)
-        gradients = UnitGradients.of(p[task.mixing], centred=config.mixture.learner == "centred")
         train = np.concatenate([task.mixing, task.finetune])
+        mixing = np.concatenate([getattr(task, part) for part in mixing_parts(config)])
         reference = learn_nonprivate(p[train]).weights
         best = mean_loss(p[task.test], reference)
-        for clip, steps, rate in itertools.product(grid.clip, grid.steps, grid.learning_rate):
+        clips = (1.0,) if config.mixture.learner == "responsibilities" else grid.clip
+        for clip, steps, rate in itertools.product(clips, grid.steps, grid.learning_rate):
             spec = mixture_spec(
                 config, MixtureSettings(clip=clip, steps=steps, learning_rate=rate), config.tune.epsilon
             )
             for repeat in range(grid.repeats):
                 noise = InsecureNoise(config.tune.seed, f"stand-in {number} {clip} {steps} {rate} {repeat}")
-                average = config.mixture.learner == "centred"
-                weights = learn_private(gradients, spec, rate, noise, average=average).weights
+                weights = learn(config.mixture.learner, p[mixing], spec, rate, noise).weights
                 excess = mean_loss(p[task.test], weights) - best
                 rows.append({"clip": clip, "steps": steps, "learning_rate": rate, "standin_task": task.name,
                              "repeat": repeat, "excess_loss": excess,

@@ -1,0 +1,221 @@
+"""Reading the one chain of a deployment, and every reason not to release it.
+
+What is read is an allow-list: files of released and public artefacts by name. Each reason to refuse is one
+:class:`UserError` that says why and what to do.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dpmixmin import artifacts
+from dpmixmin.cells import Cell
+from dpmixmin.config import Config
+from dpmixmin.errors import UserError
+from dpmixmin.paths import PUBLIC, Paths, room_of
+from dpmixmin.privacy.ledger import Ledger
+from dpmixmin.privacy.statement import PRIVATE_STAMP, least_public
+from dpmixmin.release.derive import chain_cells, charged_cells, has_private_mixture
+
+ALLOWED = {
+    "mixture": ("weights.json", "trajectory.parquet"),
+    "finetuned": ("model.safetensors",),
+    "evaluation": ("metrics.json",),
+}
+"""Files of each cell that a bundle takes; a mixture's only where it was learned privately."""
+
+UNCHARGED = "private_uncharged"
+PRIVATE_TUNING = (
+    "settings or checkpoints were chosen on private scores without charge (private_uncharged), so no guarantee covers "
+    "this chain: choose them on public stand-ins or declare them from public knowledge, set privacy.settings_from: "
+    "public, and release under a new privacy.release label"
+)
+
+
+@dataclass(frozen=True)
+class Chain:
+    """A chain that may be released.
+
+    Attributes:
+        files: name in the bundle to content.
+        entries: ids of its charged ledger entries.
+        tuning: how its settings were chosen, the worst of all steps.
+        public: public artefacts behind it: name to content digest.
+        versions: package versions that made the model.
+    """
+
+    files: dict[str, bytes]
+    entries: tuple[str, ...]
+    tuning: str
+    public: dict[str, str]
+    versions: dict[str, str]
+
+
+@dataclass(frozen=True)
+class _Artefact:
+    folder: str
+    manifest: dict[str, Any]
+
+    @classmethod
+    def read(cls, folder: str) -> _Artefact:
+        return cls(folder, artifacts.verify(folder))
+
+    def file(self, name: str) -> bytes:
+        """Return a file, the bytes that the manifest names."""
+        data = Path(self.folder, name).read_bytes()
+        if hashlib.sha256(data).hexdigest() != self.manifest["files"].get(name):
+            raise UserError(f"{self.folder}/{name}: altered since it was made; delete {self.folder} and run again")
+        return data
+
+
+def read_chain(config: Config, ledger: Ledger) -> Chain:
+    """Read the chain of a deployment.
+
+    Raises:
+        UserError: a reason not to release it; see the module's text.
+    """
+    refuse_study(config)
+    if config.privacy.settings_from == UNCHARGED:
+        raise UserError(f"privacy.settings_from: {PRIVATE_TUNING}")
+    _refuse_uncharged(ledger)
+    paths, cells = Paths(config.experiment), chain_cells(config)
+    made = {stage: _Artefact.read(cell.folder(paths)) for stage, cell in cells.items()}
+    statements = {stage: _statement(artefact) for stage, artefact in made.items()}
+    settings = _settings(config, paths, cells["finetuned"])
+    tuning = _tuning(settings, statements, made)
+    _check_lineage([*made.values(), *settings.values()])
+    choice = artifacts.read_json(f"{settings['finetune'].folder}/settings.json")["choice"]
+    entries = _entries(config, ledger, choice, made, statements)
+    files = {
+        name: made[stage].file(name)
+        for stage, names in ALLOWED.items()
+        if stage in cells and (stage != "mixture" or has_private_mixture(config))
+        for name in names
+    }
+    files.update({f"settings_{name}.json": settings[name].file("settings.json") for name in settings})
+    public = _public_parents([*made.values(), *settings.values()], paths)
+    return Chain(files, entries, tuning, public, made["finetuned"].manifest["versions"])
+
+
+def refuse_study(config: Config) -> None:
+    """Refuse what is no deployment."""
+    if config.mode != "deploy":
+        raise UserError(
+            "mode: study computes uncharged metrics on these records, so nothing of it is released; set mode: deploy "
+            "(one chain, a ledger.cap) and run again"
+        )
+
+
+def _refuse_uncharged(ledger: Ledger) -> None:
+    touches = ledger.uncharged()
+    if touches:
+        shown = "; ".join(touches[:3]) + (f" and {len(touches) - 3} more" if len(touches) > 3 else "")
+        raise UserError(
+            f"{ledger.root}: these records were measured without charge ({shown}), and what was seen may have shaped "
+            "this chain; release from records that no study has read, under a private.name of their own"
+        )
+
+
+def _statement(artefact: _Artefact) -> dict[str, Any]:
+    """Return an artefact's ``privacy.json`` if it states a guarantee."""
+    path = f"{artefact.folder}/privacy.json"
+    found = artifacts.read_json(path)
+    if found["guarantee"] is None or found["stamp"] != PRIVATE_STAMP:
+        raise UserError(
+            f"{path}: {found['stamp']}; make the chain from private steps alone, without privacy.insecure_seed, "
+            "under a new privacy.release label"
+        )
+    if found["guarantee"]["no_dp_for_parts"]:
+        raise UserError(
+            f"{path}: {found['headline']}; a bundle states differential privacy for every unit: make the chain of DP "
+            "mechanisms alone, under a new privacy.release label"
+        )
+    return found
+
+
+def _settings(config: Config, paths: Paths, model: Cell) -> dict[str, _Artefact]:
+    found = {"mixture": _Artefact.read(paths.settings("mixture"))} if has_private_mixture(config) else {}
+    return {**found, "finetune": _Artefact.read(paths.finetune_settings(model.method))}
+
+
+def _tuning(settings: dict[str, _Artefact], statements: dict[str, dict], made: dict[str, _Artefact]) -> str:
+    """Return how the chain's settings were chosen; what the settings say must be what the statements say."""
+    how = {artefact.folder: artifacts.read_json(f"{artefact.folder}/settings.json")["chosen_by"]
+           for artefact in settings.values()}  # fmt: skip
+    stated = {made[stage].folder: statement["tuning"] for stage, statement in statements.items()}
+    for folder, tuning in (how | stated).items():
+        if tuning == UNCHARGED:
+            raise UserError(f"{folder}: {PRIVATE_TUNING}")
+    worst = least_public(*how.values())
+    if statements["finetuned"]["tuning"] != worst:
+        raise UserError(
+            f"{made['finetuned'].folder}/privacy.json: says tuning {statements['finetuned']['tuning']}, but its "
+            f"settings say {worst}; run the workflow again"
+        )
+    return worst
+
+
+def _check_lineage(chain: list[_Artefact]) -> None:
+    """Refuse a chain whose members were made from other versions of one another."""
+    digests = {artefact.folder: artifacts.content_digest(artefact.folder) for artefact in chain}
+    for artefact in chain:
+        for parent in artefact.manifest["parents"]:
+            if digests.get(parent["path"], parent.get("sha256")) != parent.get("sha256"):
+                raise UserError(
+                    f"{artefact.folder}: was made from another version of {parent['path']} than lies there now; run "
+                    "the workflow again (a changed release needs a new privacy.release label)"
+                )
+
+
+def _entries(
+    config: Config, ledger: Ledger, choice: dict | None, made: dict[str, _Artefact], statements: dict[str, dict]
+) -> tuple[str, ...]:
+    """Return the ids of the chain's ledger entries: those that the artefacts name AND those that the cells demand."""
+    named = {entry["entry"] for statement in statements.values() for entry in statement["entries"]}
+    entries = {entry.id: entry for entry in ledger.entries()}
+    if named - set(entries):
+        raise UserError(
+            f"{ledger.root}: this ledger lacks an entry that a released artefact names; restore it from a backup, or "
+            "delete the experiment's results and set privacy.release to a new label"
+        )
+    found = []
+    for charged in charged_cells(config, choice):
+        folder = made[charged.cell.stage].folder
+        entry = next(
+            (entries[key] for key in sorted(named) if entries[key].state == "committed"
+             and entries[key].facts["cell"] == charged.cell.coordinates()
+             and entries[key].facts["parts"] == sorted(charged.parts)), None
+        )  # fmt: skip
+        if entry is None:
+            raise UserError(
+                f"{folder}: the ledger has no committed entry that its privacy.json names; run the workflow again, so "
+                "that it is published from the ledger"
+            )
+        if artifacts.verify(ledger.root / "store" / entry.key)["files"] != made[charged.cell.stage].manifest["files"]:
+            raise UserError(
+                f"{folder}: is not what the ledger was charged for; delete it and run the workflow again, so that it "
+                "is published from the ledger"
+            )
+        found.append(entry.id)
+    if named != set(found):
+        raise UserError(
+            "privacy.json of this chain names ledger entries of other cells; delete the experiment's results and run "
+            "the workflow again"
+        )
+    if not found:
+        raise UserError("nothing in this chain read private records: its files are public and need no statement")
+    return tuple(found)
+
+
+def _public_parents(chain: list[_Artefact], paths: Paths) -> dict[str, str]:
+    """Return the public artefacts that the chain names, with their digests; private parents are left out."""
+    parents = [parent for artefact in chain for parent in artefact.manifest["parents"]]
+    own = {artefact.folder: artifacts.content_digest(artefact.folder) for artefact in chain}
+    named = {parent["path"]: parent["sha256"] for parent in parents if "sha256" in parent} | own
+    return {
+        str(Path(path).relative_to(paths.base)): named[path]
+        for path in sorted(named) if room_of(path) == PUBLIC
+    }  # fmt: skip

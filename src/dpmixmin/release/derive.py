@@ -1,0 +1,144 @@
+"""What a chain's charged releases must look like, from public files alone: the config and the chosen settings.
+
+`release` looks the entries up in the ledger by it, `verify` compares a statement's entries with it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from math import inf
+from typing import Any
+
+from dpmixmin.cells import Cell, cells_of, mixing_parts, train_parts
+from dpmixmin.config import Config
+from dpmixmin.paths import RELEASED
+from dpmixmin.privacy.composition import total_epsilon
+from dpmixmin.privacy.events import from_json
+from dpmixmin.privacy.mechanisms import GridGaussian, ModelGaussian, ResponsibilityGaussian, Spec
+from dpmixmin.privacy.selection import NoisyMax, RepeatAndSelect
+from dpmixmin.privacy.statement import touch
+from dpmixmin.sections import FinetuneSettings, MixtureSettings
+from dpmixmin.specs import evaluation_spec, finetune_spec, mixture_spec
+
+SPECS: dict[str, type[Spec]] = {
+    cls.__name__: cls for cls in (GridGaussian, ResponsibilityGaussian, ModelGaussian, NoisyMax, RepeatAndSelect)
+}
+"""Mechanism classes by the name that a statement gives them."""
+
+WITHHELD = "withheld"
+"""Stands for every path of a private table."""
+
+_PRIVATE_PATHS = {"idx": ("images", "labels"), "parquet": ("path",)}
+
+
+@dataclass(frozen=True)
+class Charged:
+    """One release that a chain must have been charged for.
+
+    Attributes:
+        cell: its cell.
+        parts: what it reads.
+    """
+
+    cell: Cell
+    parts: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Expected(Charged):
+    """The same with the public parameters that follow from config and settings.
+
+    Attributes:
+        spec: the mechanism.
+        total_variation: distance of its noise from the ideal law.
+    """
+
+    spec: Spec
+    total_variation: float
+
+
+def spec_of(values: dict[str, Any]) -> Spec:
+    """Return the spec that ``Spec.describe`` wrote (other keys are ignored).
+
+    Raises:
+        ValueError: unknown mechanism, or a parameter out of range.
+    """
+    cls = SPECS.get(values["mechanism"])
+    if cls is None:
+        raise ValueError(f"unknown mechanism {values['mechanism']!r}; known: {', '.join(SPECS)}")
+    kept = {field.name: values[field.name] for field in fields(cls)}
+    kept["alongside"] = tuple(from_json(event) for event in kept["alongside"])
+    if cls is RepeatAndSelect:
+        kept["base"] = tuple(spec_of(each) for each in kept["base"])
+        kept["shape"] = inf if kept["shape"] == "inf" else kept["shape"]
+    return cls(**kept)
+
+
+def chain_cells(config: Config) -> dict[str, Cell]:
+    """Return the cells of a deployment's one chain, by stage."""
+    return {cell.stage: cell for cell in cells_of(config)}
+
+
+def has_private_mixture(config: Config) -> bool:
+    """Whether the weights came from mechanism 1."""
+    mixture = chain_cells(config).get("mixture")
+    return mixture is not None and mixture.room == RELEASED
+
+
+def charged_cells(config: Config, finetune_choice: dict | None) -> list[Charged]:
+    """Return what a deployment's chain is charged for, in order.
+
+    Args:
+        config: mode deploy.
+        finetune_choice: the fine-tuning settings, or None where the stand-ins chose not to fine-tune.
+    """
+    cells, found = chain_cells(config), []
+    if has_private_mixture(config):
+        found.append(Charged(cells["mixture"], mixing_parts(config)))
+    if finetune_choice is not None:
+        found.append(Charged(cells["finetuned"], train_parts(config, cells["finetuned"].method)))
+    if "evaluation" in cells:
+        found.append(Charged(cells["evaluation"], ("test",)))
+    return found
+
+
+def expected(config: Config, settings: dict[str, dict | None]) -> list[Expected]:
+    """Return the same with specs, calibrated anew.
+
+    Args:
+        config: mode deploy; the paths of private tables are not used.
+        settings: the choices by name: ``mixture`` (with a private mixture) and ``finetune``.
+    """
+    found: list[Expected] = []
+    for charged in charged_cells(config, settings["finetune"]):
+        cell, parts = charged.cell, charged.parts
+        if cell.stage == "mixture":
+            spec = mixture_spec(config, MixtureSettings(**settings["mixture"]), cell.epsilon)
+            variation = spec.total_variation(len(config.axes))
+        elif cell.stage == "finetuned":
+            shared = [each for each in found if set(each.parts) & set(parts)]
+            alongside = tuple(event for each in shared for event in each.spec.events())
+            values = FinetuneSettings(**settings["finetune"])
+            spec, variation = finetune_spec(config, values, cell.epsilon, parts, alongside=alongside), 0.0
+        else:
+            spec = evaluation_spec(config, cell.epsilon)
+            variation = spec.total_variation(2 + 2 * config.evaluation.bins)
+        found.append(Expected(cell, parts, spec, variation))
+    return found
+
+
+def public_config(config: Config) -> dict[str, Any]:
+    """Return the resolved config as a bundle shows it: a valid config, without private paths."""
+    values = config.dump()
+    table = values["private"]["table"]
+    for key in _PRIVATE_PATHS[table["kind"]]:
+        table[key] = WITHHELD
+    values["ledger"]["path"] = f"/{WITHHELD}"  # deploy asks for an absolute path
+    return values
+
+
+def spent_at(privacy: dict[str, Any], delta: float) -> float:
+    """Return the epsilon at ``delta`` of everything charged to the dataset, from a deployment's statement."""
+    charged = [*privacy["entries"], *privacy["other_entries"]]
+    charged += privacy["aborted"] if privacy["aborted_attempts_charged"] else []
+    return total_epsilon([touch(entry) for entry in charged], delta)

@@ -1,0 +1,166 @@
+"""Mutants of deployments, PAC, resuming and adjacency (rules 11, 18, 21, 22, 23, 26, 27)."""
+
+from __future__ import annotations
+
+from mutant import Mutant
+
+LEDGER = "dpmixmin/privacy/ledger.py"
+LOG = "dpmixmin/privacy/log.py"
+STATEMENT = "dpmixmin/privacy/statement.py"
+COMPOSITION = "dpmixmin/privacy/composition.py"
+ACCESS = "dpmixmin/privacy/access.py"
+DP_SGD = "dpmixmin/finetune/dp_sgd.py"
+MECHANISMS = "dpmixmin/privacy/mechanisms.py"
+
+DEPLOYED = "tests/privacy/test_deploy_ledger.py"
+PAC = "tests/privacy/test_pac.py"
+RESUME = "tests/privacy/test_resume.py"
+
+DEPLOY = (
+    Mutant(
+        11,
+        "a deployment's split key from the seed",
+        LEDGER,
+        "        keys = self._keys()\n        return f\"key={keys['id']}\"",
+        '        keys = {"id": str(seed), "split": hashlib.sha256(b"%d" % seed).hexdigest()}\n'
+        "        return f\"key={keys['id']}\"",
+        (f"{DEPLOYED}::test_rule_11_a_deployment_draws_its_keys_once_and_a_study_derives_them",),
+    ),
+    Mutant(
+        18,
+        "the cap looks at the new release alone",
+        LEDGER,
+        "total = total_epsilon([entry.touch() for entry in [*before, new]], self.cap.delta)",
+        "total = total_epsilon([new.touch()], self.cap.delta)",
+        (f"{DEPLOYED}::test_rule_18_a_release_over_the_cap_is_refused_before_it_is_reserved_and_says_what_used_it",),
+    ),
+    Mutant(
+        18,
+        "the cap is checked once, before the race",
+        LOG,
+        "            if check is not None:\n                check(events)\n",
+        "            if check is not None:\n                check(events)\n                check = None\n"
+        "                time.sleep(0.2)\n",
+        (f"{DEPLOYED}::test_rule_18_of_releases_that_race_for_the_last_budget_one_wins",),
+    ),
+    Mutant(
+        18,
+        "changed inputs publish the old output",
+        LEDGER,
+        'if done.facts["inputs_digest"] != facts["inputs_digest"]:',
+        "if False:",
+        (f"{DEPLOYED}::test_rule_18_in_deploy_changed_inputs_need_a_new_label",),
+    ),
+    Mutant(
+        18,
+        "in deploy an edit of code is a second release",
+        LEDGER,
+        'identity = {**where, "label": self.label}',
+        'identity = {**where, "label": self.label, "code": purpose.code}',
+        (f"{DEPLOYED}::test_rule_18_in_deploy_an_edit_of_code_publishes_the_old_output",),
+    ),
+    Mutant(
+        18,
+        "the log's last event may be altered",
+        LOG,
+        'elif self._hashes[number - 1] != head["sha256"]:',
+        "elif False:",
+        (f"{DEPLOYED}::test_rule_18_altering_or_losing_the_last_event_is_seen",),
+    ),
+    Mutant(
+        21,
+        "releases still running do not count",
+        LEDGER,
+        'return [entry for entry in entries if self.charge_aborted or entry.state != "void"]',
+        'return [entry for entry in entries if self.charge_aborted or entry.state == "committed"]',
+        (f"{DEPLOYED}::test_running_entries_count_and_aborted_ones_where_they_are_charged",),
+    ),
+    Mutant(
+        22,
+        "PAC entries pass for no cost",
+        STATEMENT,
+        'return any(event["kind"] == "pac" for event in entry["events"])',
+        "return False",
+        (PAC,),
+    ),
+    Mutant(
+        22,
+        "DP spent beside PAC is stated for the same units",
+        COMPOSITION,
+        "touches = [Touch(t.events, t.parts - without, t.split) for t in touches if t.parts - without]",
+        "touches = list(touches)",
+        (f"{PAC}::test_rule_22_dp_spent_on_units_that_a_pac_step_reads_is_no_guarantee",),
+    ),
+    Mutant(
+        22,
+        "mutual information of several releases does not add up",
+        STATEMENT,
+        "sum(event.mutual_information for event in events)",
+        "max(event.mutual_information for event in events)",
+        (f"{PAC}::test_rule_22_mutual_information_adds_up_per_subset_and_never_meets_an_accountant",),
+    ),
+    Mutant(
+        22,
+        "a cap on DP is met by PAC",
+        COMPOSITION,
+        "        return math.inf  # those units",
+        "        return 0.0  # those units",
+        (f"{PAC}::test_rule_22_mutual_information_adds_up_per_subset_and_never_meets_an_accountant",),
+    ),
+    Mutant(
+        23,
+        "a resumed run makes all steps again",
+        DP_SGD,
+        "for step in range(saved[0] if saved else 0, spec.steps):",
+        "for step in range(spec.steps):",
+        (f"{RESUME}::test_rule_23_resumed_twice_makes_exactly_the_spec_s_steps",),
+    ),
+    Mutant(
+        23,
+        "a resumed run makes one step more",
+        DP_SGD,
+        "for step in range(saved[0] if saved else 0, spec.steps):",
+        "for step in range(saved[0] - 1 if saved else 0, spec.steps):",
+        (f"{RESUME}::test_rule_23_resumed_twice_makes_exactly_the_spec_s_steps",),
+    ),
+    Mutant(
+        23,
+        "a resumed run forgets its weights",
+        DP_SGD,
+        "        networks.load_bytes(sums.model, saved[1])\n",
+        "        pass\n",
+        (f"{RESUME}::test_rule_23_resumed_twice_makes_exactly_the_spec_s_steps",),
+    ),
+    Mutant(
+        23,
+        "an interrupted run is void though its state goes on",
+        LEDGER,
+        "elif not self.progress(entry.id).exists():",
+        "else:",
+        (f"{RESUME}::test_rule_23_an_interrupted_mechanism_keeps_its_entry",),
+    ),
+    Mutant(
+        26,
+        "a deployment may look without charge",
+        LEDGER,
+        "            if self.cap is not None:\n                raise PermissionError(",
+        "            if False:\n                raise PermissionError(",
+        (f"{DEPLOYED}::test_rule_26_a_deployment_measures_nothing_without_charge",),
+    ),
+    Mutant(
+        27,
+        "statements give the adjacency that was asked for",
+        COMPOSITION,
+        '        "epsilon": epsilons[ADD_REMOVE],',
+        '        "epsilon": max(epsilons.values()),',
+        ("tests/privacy/test_ledger.py",),
+    ),
+    Mutant(
+        27,
+        "responsibilities are replaced at the cost of removal",
+        MECHANISMS,
+        "    replace_factor: ClassVar[float] = math.sqrt(2.0)",
+        "    replace_factor: ClassVar[float] = 1.0",
+        ("tests/privacy/test_mechanisms.py::test_rule_27_the_adjacency_changes_the_sensitivity_and_the_noise",),
+    ),
+)
