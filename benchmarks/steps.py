@@ -19,13 +19,13 @@ import warnings
 import numpy as np
 import torch
 
-from dpmixmin.sections import Inputs, Network
 from dpmixmin.finetune.dp_sgd import ClippedSum, fine_tune
 from dpmixmin.mixing.learners import learn_private
 from dpmixmin.mixing.objective import UnitGradients
 from dpmixmin.models.networks import build
 from dpmixmin.privacy.mechanisms import GridGaussian, ModelGaussian
 from dpmixmin.privacy.noise import NoiseSource
+from dpmixmin.sections import Inputs, Network
 
 warnings.simplefilter("ignore")
 torch.set_num_threads(1)
@@ -57,7 +57,8 @@ def mixture(n: int, k: int) -> None:
 
     theirs = median_ms(peer, 200)
     print(
-        f"mixture step, n={n}, k={k}: ours {ours:.2f} ms, vmap without noise {theirs:.2f} ms, ratio {ours / theirs:.2f}"
+        f"mixture step, n={n}, k={k}: ours {ours:.2f} ms, vmap without noise {theirs:.2f} ms, "
+        f"ratio {ours / theirs:.2f}"
     )
 
 
