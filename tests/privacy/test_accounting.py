@@ -18,7 +18,7 @@ from dpmixmin.privacy import accounting, pld, step_laws
 from dpmixmin.privacy.accounting import REPORT_DELTAS, REPORT_EPSILONS, Composition, curve
 from dpmixmin.privacy.events import ADD_REMOVE, REPLACE_ONE, ZERO_OUT, GaussianEvent, PureEvent, RepeatSelectEvent
 from dpmixmin.privacy.gaussian import gaussian_delta, gaussian_epsilon, gaussian_mu
-from dpmixmin.privacy.renyi import group_bound
+from dpmixmin.privacy.renyi import group_bound, renyi_delta
 
 ALMOST_FULL = 1 - 1e-12
 """A Poisson rate so near to 1 that only the accountant's branch differs from a full batch."""
@@ -123,8 +123,10 @@ def test_one_poisson_step_under_replace_one_against_the_pair_of_mixtures(sigma, 
 def test_rule_16_an_optimistic_composition_would_fail_the_one_step_check():
     """Control: the lower bound really lies below, so the bracket says something."""
     removed = hockey_stick(mixture([0.9, 0.1], [0, 1], 1.0), mixture([1], [0], 1.0), 0.2, 1.0)
-    lower = Composition([GaussianEvent(1.0, 0.1, 1)], grid=1e-3, pessimistic=False)
-    assert lower.delta(0.2) < removed
+    for grid in (1e-3, 0.05, 0.5):
+        lower = Composition([GaussianEvent(1.0, 0.1, 1)], grid=grid, pessimistic=False)
+        assert lower.delta(0.2) < removed
+        assert lower.epsilon(removed) < 0.2
     assert "LOWER" in lower.accountant()
 
 
@@ -278,6 +280,34 @@ def test_rule_17_sampled_steps_cost_more_with_rate_and_steps_and_less_with_noise
     for larger in (cost(sigma, min(1.3 * q, 1.0), steps), cost(sigma, q, 2 * steps), cost(sigma / 1.2, q, steps)):
         assert base <= larger * (1 + 1e-3) + 1e-6
     assert base <= cost(sigma, 1.0, steps) * (1 + 1e-3)
+
+
+@pytest.mark.parametrize(("steps", "chance", "infinite"), [(1000, 0.5, 0.0), (36_000, 0.501, 1e-12), (50, 0.6, 1e-4)])
+def test_rule_16_windows_never_undercount_an_exact_binomial(steps, chance, infinite):
+    """Coins as privacy losses of ±0.01: their sum is known in closed form, also far out."""
+    law = step_laws.Step(-1, np.array([1 - chance, 0.0, chance]) * (1 - infinite), infinite, steps)
+    direction = pld.Direction([law], 0.01, pessimistic=True)
+    heads = np.arange(steps + 1)
+    losses = (2 * heads - steps) * 0.01
+    logs = binom.logpmf(heads, steps, chance)
+    lost = -math.expm1(steps * math.log1p(-infinite))
+    for epsilon in np.linspace(0.005, 0.01 * 12 * steps**0.5, 60):
+        above = losses > epsilon
+        exact = math.fsum(np.exp(logs[above]) * -np.expm1(epsilon - losses[above]))
+        exact = lost + (1 - lost) * exact
+        found, _ = direction.delta(float(epsilon))
+        # scipy's log masses are good to about 1e-10; a plain transform is off by 1e-15 and more, absolutely.
+        assert exact * (1 - 1e-9) <= found <= exact * (1 + 1e-5) + 1e-39
+        again, _ = direction.epsilon(found * (1 + 1e-9))
+        assert again <= epsilon + 1e-6
+
+
+def test_rule_16_rounding_of_the_transform_is_counted_against_privacy():
+    law = step_laws.Step(-1, np.array([0.499, 0.0, 0.501]), 0.0, 36_000)
+    careful, careless = (pld.Direction([law], 0.01, pessimistic=flag).window(2.0) for flag in (True, False))
+    assert careless.rounding == 0
+    assert (careful.tilted >= careless.tilted + careful.rounding).all()
+    assert careful.rounding > 36_000 * np.finfo(float).eps * careful.tilted.max()
 
 
 # -- adjacency --------------------------------------------------------------------------------------------------
@@ -454,6 +484,12 @@ def test_groups_never_cost_more_than_the_bound_for_every_mechanism(events, membe
     assert composition.epsilon(DELTA) < found <= group_bound(single.delta, members, DELTA)
 
 
+def test_groups_multiply_mu_of_full_batches_beside_sampled_steps_too():
+    quiet = GaussianEvent(50.0, 0.01, 1)
+    found = Composition([quiet, GaussianEvent(5.0, 1.0, 4)]).group_epsilon(3, DELTA)
+    assert gaussian_epsilon(3 * 0.4, DELTA) <= found <= 1.01 * gaussian_epsilon(3 * 0.4, DELTA)
+
+
 def test_group_bound_of_a_pure_mechanism_is_members_times_epsilon():
     composition = Composition([PURE])
     assert composition.group_epsilon(5, 1e-12) == pytest.approx(5 * 0.4, rel=1e-3)
@@ -519,6 +555,20 @@ def test_rule_16_a_failed_pld_falls_back_to_renyi_loudly_and_stays_above(error, 
         printed = capsys.readouterr().err
         assert "FALLBACK" in printed
         assert printed.count("\n") == 1, "once, in one line"
+
+
+def test_renyi_of_sampled_steps_under_replace_one_is_a_removal_and_an_addition():
+    one, replaced = renyi_delta([TUNE], ADD_REMOVE), renyi_delta([TUNE], REPLACE_ONE)
+    for epsilon in (0.5, 1.0, 2.0):
+        assert replaced(2 * epsilon) == pytest.approx((1 + math.exp(epsilon)) * one(epsilon))
+
+
+@pytest.mark.parametrize("adjacency", [ADD_REMOVE, REPLACE_ONE])
+def test_renyi_of_many_pure_events_lies_above_their_exact_composition(adjacency):
+    events = [PureEvent(0.1, 0.2)] * 100
+    bound, exact = renyi_delta(events, adjacency), Composition(events, adjacency=adjacency)
+    for epsilon in (3.0, 4.0, 6.0):
+        assert exact.delta(epsilon) < bound(epsilon) < 30 * exact.delta(epsilon)
 
 
 def test_rule_16_a_failed_lower_bound_is_no_number(monkeypatch):

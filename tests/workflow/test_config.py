@@ -60,7 +60,10 @@ MISTAKES = [
     (lambda c: c["axes"].update(step=c["axes"]["three"]), "axes.step: `step` names a column of the trajectory"),
     (lambda c: c["tasks"].update(a=c["tasks"]["three_or_eight"], a_dp=c["tasks"]["three_or_eight"]), "`a_dp_mixmin`"),
     (lambda c: c.update(experiment="public"), "experiment: `public` is the name of a folder"),
-    (lambda c: c.update(mode="deploy"), 'mode: "deploy" is not valid'),
+    (lambda c: c.update(mode="production"), 'mode: "production" is not valid'),
+    (lambda c: c.update(mode="deploy"), "mode deploy makes one chain, so give exactly one"),
+    (lambda c: c.update(ledger={"cap": {"epsilon": 2}}), "ledger.cap is for mode: deploy"),
+    (lambda c: c["privacy"].update(adjacency="swap"), 'privacy.adjacency: "swap" is not valid'),
 ]
 
 

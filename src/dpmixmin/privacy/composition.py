@@ -17,6 +17,7 @@ from itertools import product
 
 from dpmixmin.privacy.accounting import Composition, curve
 from dpmixmin.privacy.events import ADD_REMOVE, ADJACENCIES, PacEvent
+from dpmixmin.privacy.renyi import group_bound
 
 GROUPS = (2, 5, 10)
 """Group sizes whose epsilon is stated."""
@@ -119,23 +120,12 @@ def _group_epsilon(compositions: Sequence[Composition], members: int, delta: flo
     """Return epsilon for groups of units, wherever its members lie.
 
     One composition: its own group bound. Gaussians on disjoint atoms: mu is largest when all members share an atom
-    (the squares of m_a mu_a add up). Otherwise members may be spread over atoms, and the bound that holds for any
-    mechanism is used: delta_m(m e) <= delta(e) (exp(m e) - 1) / (exp(e) - 1).
+    (the squares of m_a mu_a add up). Otherwise members may be spread over atoms, and the bound that holds for every
+    mechanism is used.
     """
     if len(compositions) == 1 or all(each.mu is not None for each in compositions):
         found = max(each.group_epsilon(members, delta) for each in compositions)
-        return None if math.isinf(found) else found
-
-    def fits(epsilon: float) -> bool:
-        single = max(each.delta(epsilon) for each in compositions)
-        return single * math.expm1(members * epsilon) / math.expm1(epsilon) <= delta
-
-    low, high = 0.0, 0.5
-    while not fits(high):
-        low, high = high, 2 * high
-        if high * members > 600:
-            return None
-    while high - low > 1e-4 * high:
-        middle = (low + high) / 2
-        low, high = (low, middle) if fits(middle) else (middle, high)
-    return members * high
+    else:
+        least = max(each.delta_share for each in compositions)
+        found = group_bound(lambda epsilon: max(each.delta(epsilon) for each in compositions), members, delta, least)
+    return None if math.isinf(found) else found
