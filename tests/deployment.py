@@ -16,7 +16,7 @@ from safetensors.numpy import save
 from dpmixmin import artifacts
 from dpmixmin.cells import mixing_parts, train_parts
 from dpmixmin.config import validate
-from dpmixmin.data.split import split_id
+from dpmixmin.data.split import partition
 from dpmixmin.evaluation import metrics
 from dpmixmin.paths import Paths
 from dpmixmin.privacy.ledger import Ledger, Mechanism
@@ -72,7 +72,7 @@ def opened(ledger, config, cell, parts, spec, variation=0.0, private=True):
     """Open a mechanism as a stage does; afterwards this process may write again, as a new one could."""
     purpose = Mechanism(spec, cell.coordinates(), {"in": "aa"}, {"config": {}, "code": {}}, "code", private, variation)
     try:
-        split = split_id(ledger.split_key(0)[0], config.private.parts)
+        split = partition(ledger.keys, config.private, 0).name
         with ledger.open(parts, purpose, split) as release:
             yield release
     finally:
@@ -83,10 +83,22 @@ def manifest(cell: dict, parents: list) -> dict:
     return artifacts.manifest("test", config={"private.table": "secret"}, code="c", parents=parents, cell=cell)
 
 
-def make_settings(folder: str, choice: dict | None, chosen_by: str) -> dict:
+def make_settings(folder: str, choice: dict | None, chosen_by: str, parents: tuple = ()) -> dict:
     body = {"chosen_by": chosen_by, "choice": choice, "epsilon": 1.0}
-    artifacts.publish(folder, {"settings.json": artifacts.json_bytes(body)}, manifest({}, []))
+    artifacts.publish(folder, {"settings.json": artifacts.json_bytes(body)}, manifest({}, list(parents)))
     return artifacts.parent(folder)
+
+
+def make_public(config) -> dict[str, dict]:
+    """Make the public artefacts behind a chain, empty; return how a manifest names each."""
+    paths = Paths(config.experiment)
+    folders = {name: paths.source(name) for name in ("sources", "standins")} | {"proxy": paths.proxy()}
+    if config.public.standins is None:
+        del folders["standins"]
+    for name, folder in folders.items():
+        parents = [artifacts.parent(folders["sources"])] if name == "proxy" else []
+        artifacts.publish(folder, {"content": name.encode()}, manifest({}, parents))
+    return {name: artifacts.parent(folder) for name, folder in folders.items()}
 
 
 def make_chain(
@@ -95,17 +107,20 @@ def make_chain(
     """Make every artefact of a deployment as the stages do, with real ledger entries and made-up outputs."""
     paths, cells, method = Paths(config.experiment), chain_cells(config), config.methods[0]
     secret = {"path": f"{paths.base}/private/predictions/seed=0", "artifact": PRIVATE_PARENT}
-    sources = paths.source("sources")
-    artifacts.publish(sources, {"records.parquet": b"public"}, manifest({}, []))
-    parents, entries, tuning, mixture_events = [artifacts.parent(sources)], [], "none", ()
+    public = make_public(config)
+    parents, entries, tuning, mixture_events = [public["sources"]], [], "none", ()
     delta, rng = config.privacy.delta, np.random.default_rng(0)
 
     def statement() -> dict:
         return {"privacy.json": artifacts.json_bytes(ledger.statement(entries, delta=delta, tuning=tuning))}
 
+    searched = tuple(public.values()) if "standins" in public else ()
+    settings = make_settings(
+        paths.settings("mixture"), MIXTURE, tuned[0], searched if not config.mixture.settings else ()
+    )
+    searched += (settings,)
     if method == "dp_mixmin":
         cell, parts = cells["mixture"], mixing_parts(config)
-        settings = make_settings(paths.settings("mixture"), MIXTURE, tuned[0])
         spec = mixture_spec(config, MixtureSettings(**MIXTURE), cell.epsilon)
         mixture_events = spec.events() if "finetune" in parts else ()
         for _ in range(aborted):
@@ -119,7 +134,7 @@ def make_chain(
         files = {"weights.json": artifacts.json_bytes(body), "trajectory.parquet": artifacts.parquet_bytes(table)}
         variation = spec.total_variation(len(config.axes))
         with opened(ledger, config, cell, parts, spec, variation, private) as release:
-            release.commit(files, manifest(cell.coordinates(), [settings, secret]))
+            release.commit(files, manifest(cell.coordinates(), [settings, public["proxy"], secret]))
             entries, tuning = [release.entry], tuned[0]
             release.publish(cell.folder(paths), statement())
         parents.append(artifacts.parent(cell.folder(paths)))
@@ -131,7 +146,9 @@ def make_chain(
     model = {"model.safetensors": save({"weight": rng.normal(size=(3, 2)).astype(np.float32)})}
     artifacts.publish(pretrained.folder(paths), model | statement(), manifest(pretrained.coordinates(), parents))
     cell = cells["finetuned"]
-    settings = make_settings(paths.finetune_settings(method), finetune, tuned[1])
+    settings = make_settings(
+        paths.finetune_settings(method), finetune, tuned[1], () if config.finetune.settings else searched
+    )
     parents, tuning = [artifacts.parent(pretrained.folder(paths)), settings], least_public(tuning, tuned[1])
     if finetune is None:
         artifacts.publish(cell.folder(paths), model | statement(), manifest(cell.coordinates(), parents))
@@ -144,10 +161,12 @@ def make_chain(
             release.publish(cell.folder(paths), statement())
     if "evaluation" in cells:
         model_folder, cell, spec = cell.folder(paths), cells["evaluation"], evaluation_spec(config, 1.0)
-        found = metrics(np.linspace(5, 200, 22), spec.noise_std, config.evaluation.loss_bound, draws=20)
-        variation = spec.total_variation(22)
+        sums = np.linspace(5, 200, 2 + 2 * config.evaluation.bins)
+        found = metrics(sums, spec.noise_std, config.evaluation.loss_bound)
+        released = {"noisy_sum": sums.tolist(), "noise_std": spec.noise_std}
+        variation = spec.total_variation(len(sums))
         with opened(ledger, config, cell, ("test",), spec, variation, private) as release:
-            files = {"metrics.json": artifacts.json_bytes(found), "released.json": b"{}"}
+            files = {"metrics.json": artifacts.json_bytes(found), "released.json": artifacts.json_bytes(released)}
             release.commit(files, manifest(cell.coordinates(), [artifacts.parent(model_folder), secret]))
             entries = [*entries, release.entry]
             release.publish(cell.folder(paths), statement())

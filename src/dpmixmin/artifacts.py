@@ -191,6 +191,7 @@ def manifest(
     cell: dict | None = None,
     seed: int | None = None,
     private: bool = False,
+    partition: dict[str, str] | None = None,
 ) -> dict[str, Any]:
     """Return the manifest of a new artefact.
 
@@ -201,10 +202,12 @@ def manifest(
         parents: from :func:`parent` (public) or an access's ``parent`` (private).
         cell: coordinates of the cell, if it is one.
         seed: public seed, if one was used.
+        partition: names of the ids and the partition that a private table was made with.
         private: the artefact goes to ``private/``: it gets the random id by which others may name it.
     """
     return {
         **({"artifact": uuid.uuid4().hex} if private else {}),
+        **(partition or {}),
         "stage": stage,
         "cell": cell or {},
         "parents": parents,

@@ -18,6 +18,7 @@ from dpmixmin.sections import (
     Evaluation,
     Finetune,
     FinetuneBlock,
+    IdxTable,
     Inputs,
     LabelRule,
     Ledger,
@@ -26,6 +27,7 @@ from dpmixmin.sections import (
     Model,
     Name,
     Network,
+    ParquetTable,
     Privacy,
     Private,
     Public,
@@ -89,6 +91,7 @@ class Config(Model):
             raise ValueError(f"tasks: two tasks and methods are both called `{twice}` together; rename a task")
         self._check_columns()
         self._check_mode()
+        self._check_adjacency()
         for block in self.finetune.grid:
             for chosen, allowed, key in (
                 (block.methods, self.methods, "methods"),
@@ -129,8 +132,35 @@ class Config(Model):
                 f"ledger.cap.epsilon {self.ledger.cap.epsilon:g} is below privacy.epsilons "
                 f"{self.privacy.epsilons[0]:g}: nothing could be released; raise one or lower the other"
             )
+        if self.ledger.cap.epsilon < (self.evaluation.epsilon or 0):
+            raise ValueError("evaluation.epsilon is above ledger.cap.epsilon: it could not be released; lower it")
+        largest = 1 / self.private.nominal_units
+        for delta, key in ((self.privacy.delta, "privacy.delta"), (self.ledger.cap.delta, "ledger.cap.delta")):
+            if delta >= largest:
+                raise ValueError(
+                    f"{key} {delta:g} is not below 1/nominal_units ({largest:g}): publishing one unit in full could "
+                    "meet it; choose a smaller delta"
+                )
+        table = self.private.table
+        if table.kind == "parquet" and table.record_id is None and self.private.unit == "record":
+            raise ValueError(
+                "private.table.record_id is missing: mode deploy needs ids that stay when a value is corrected; name "
+                "an id column, or the unit's"
+            )
+        public = [t for t in (self.public.sources, self.public.standins) if t is not None]
+        shared = {path for t in public for path in _files(t)} & set(_files(table))
+        if shared:
+            raise ValueError(f"public: {shared.pop()} is also private.table; a file is either public or sensitive")
         if not Path(self.ledger.path).expanduser().is_absolute():
             raise ValueError("ledger.path must be absolute in mode deploy, and outside the checkout")
+
+    def _check_adjacency(self) -> None:
+        by_content = self.private.unit == "record" and getattr(self.private.table, "record_id", None) is None
+        if self.privacy.adjacency == "replace_one" and by_content:
+            raise ValueError(
+                "privacy.adjacency: replace_one needs ids that stay when content changes; set private.table.record_id "
+                "or private.unit to a column"
+            )
 
     def _check_columns(self) -> None:
         """Every label rule names a label column of the tables it is applied to."""
@@ -167,7 +197,25 @@ class Config(Model):
             chosen["task"] = whole["tasks"][task]
         return chosen
 
+    def shown(self, stage: str, task: str = "") -> dict[str, Any]:
+        """Return :meth:`subtree` for a manifest: without the places of private data and of the ledger."""
+        chosen = self.subtree(stage, task)
+        chosen.pop("ledger.path", None)
+        for key in ("private.table", "private"):
+            if key in chosen:
+                table = chosen[key] if key == "private.table" else chosen[key]["table"]
+                for name in ("path", "images", "labels") if table["kind"] == "idx" else ("path",):
+                    table.pop(name, None)
+        return chosen
 
+
+def _files(table: IdxTable | ParquetTable) -> list[str]:
+    """Return the files of a table, as paths that can be compared."""
+    named = [table.images, table.labels] if table.kind == "idx" else [table.path]
+    return [path if ":" in path else str(Path(path).expanduser().resolve()) for path in named]
+
+
+_IDS = ("mode", "ledger.path", "private.name", "private.unit")
 _PRIVATE_DATA = ("inputs", "private.table", "private.unit", "private.max_records_per_unit", "private.parts")
 _TARGET = (
     "private.nominal_units",
@@ -181,10 +229,10 @@ _TUNING = ("tune", "axes", "inputs", *_TARGET, "private.parts", "private.unit", 
 STAGE_KEYS: dict[str, tuple[str, ...]] = {
     "fetch": ("public", "private.table"),
     "sources": ("inputs", "public"),
-    "records": ("mode", "inputs", "private.table", "private.unit", "private.max_records_per_unit"),
-    "split": ("mode", "private.parts"),
+    "records": (*_IDS, "inputs", "private.table", "private.max_records_per_unit"),
+    "split": (*_IDS, "private.parts"),
     "proxy": ("inputs", "axes", "proxy"),
-    "predict": ("inputs", "axes", "private.parts"),
+    "predict": (*_IDS, "inputs", "axes", "private.parts"),
     "tune_mixture": (*_TUNING, "mixture"),
     "tune_finetune": (
         *_TUNING,

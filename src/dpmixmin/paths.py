@@ -125,5 +125,5 @@ class Paths:
         return f"{self.base}/logs/{rule}.log"
 
     def config(self, digest: str) -> str:
-        """Resolved config of a run, named by its content."""
-        return f"{self.base}/public/config/{digest}.json"
+        """Resolved config of a run, named by its content; it says where private data and the ledger are."""
+        return f"{self.base}/private/config/{digest}.json"

@@ -60,7 +60,9 @@ class ParquetTable(Model):
     )
     labels: tuple[str, ...] = Field(min_length=1, description="Numeric label columns.")
     record_id: str | None = Field(
-        None, description="Column with a fixed, unique id per record. Default: a keyed hash of the row's content."
+        None,
+        description="Column with a fixed, unique id per record. Default: a keyed hash of the features, labels "
+        "and unit of the row (not in deploy, where ids must stay when a value is corrected).",
     )
     licence: str = Field("not declared", max_length=200, description="Licence of the data, for release statements.")
 
@@ -84,8 +86,8 @@ class Parts(Model):
 
     mixing: float = Field(0.1, ge=0, le=1, description="Part that learns the mixture weights (the paper's rho).")
     finetune: float = Field(0.7, ge=0, le=1, description="Part that fine-tunes.")
-    validation: float = Field(0.0, ge=0, le=1, description="Part kept for charged selection.")
-    test: float = Field(0.2, ge=0, le=1, description="Part that measures; study metrics only.")
+    validation: float = Field(0.0, ge=0, le=1, description="Part that no stage reads; kept for charged selection.")
+    test: float = Field(0.2, ge=0, le=1, description="Part that measures: exactly in a study, for a price in deploy.")
 
     @model_validator(mode="after")
     def _sum_to_one(self):
@@ -164,7 +166,7 @@ class Privacy(Model):
         "both read all training units and share epsilon (DP-MixMin paper, A.7).",
     )
     mixture_share: float = Field(
-        0.1, gt=0, lt=1, description="Share of epsilon that the mixture gets under sequential composition."
+        0.1, gt=0, le=0.9, description="Share of epsilon that the mixture gets under sequential composition."
     )
     release: Name = Field(
         "first", description="Release label: a new label is a new release, drawn with fresh noise and charged."

@@ -1,4 +1,4 @@
-"""Mutants of deployments, PAC, resuming and adjacency (rules 11, 18, 21, 22, 23, 26, 27)."""
+"""Mutants of deployments, PAC, resuming and adjacency (rules 11, 12, 18, 21 to 23, 26, 27)."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ DP_SGD = "dpmixmin/finetune/dp_sgd.py"
 MECHANISMS = "dpmixmin/privacy/mechanisms.py"
 
 DEPLOYED = "tests/privacy/test_deploy_ledger.py"
+KEYS = "dpmixmin/privacy/keys.py"
+PARTITION = "tests/privacy/test_partition.py"
 PAC = "tests/privacy/test_pac.py"
 RESUME = "tests/privacy/test_resume.py"
 
@@ -20,11 +22,51 @@ DEPLOY = (
     Mutant(
         11,
         "a deployment's split key from the seed",
-        LEDGER,
-        "        keys = self._keys()\n        return f\"key={keys['id']}\"",
-        '        keys = {"id": str(seed), "split": hashlib.sha256(b"%d" % seed).hexdigest()}\n'
-        "        return f\"key={keys['id']}\"",
+        KEYS,
+        '        kept = self._kept()\n        return f"key={kept[\'id\']}", bytes.fromhex(kept["split"])',
+        '        kept = {"id": str(seed), "split": hashlib.sha256(b"%d" % seed).hexdigest()}\n'
+        '        return f"key={kept[\'id\']}", bytes.fromhex(kept["split"])',
         (f"{DEPLOYED}::test_rule_11_a_deployment_draws_its_keys_once_and_a_study_derives_them",),
+    ),
+    Mutant(
+        11,
+        "a partition's name does not say the unit and the ids",
+        "dpmixmin/data/split.py",
+        '    return f"{split_key}/{_rule(private)}/fractions={fractions}"',
+        '    return f"{split_key}/fractions={fractions}"',
+        ("tests/privacy/test_split.py::test_rule_11_whatever_deals_units_anew_gives_the_partition_another_name",),
+    ),
+    Mutant(
+        11,
+        "ids by content change with a column that is not used",
+        "dpmixmin/data/loaders.py",
+        "content = [row.tobytes() + _text(owner) for row, owner in zip(numbers, owners, strict=True)]",
+        "content = [repr(row).encode() for row in data.to_pylist()]",
+        (f"{PARTITION}::test_rule_11_another_column_or_type_deals_nobody_anew",),
+    ),
+    Mutant(
+        12,
+        "a mechanism reads a table of another partition",
+        ACCESS,
+        "            if manifest.get(key) != value:",
+        "            if False:",
+        (f"{PARTITION}::test_rule_12_a_mechanism_reads_tables_of_its_own_partition_only",),
+    ),
+    Mutant(
+        21,
+        "a study spends past a deployment's cap",
+        KEYS,
+        "    if not deploy:\n        raise UserError(",
+        "    if False:\n        raise UserError(",
+        (f"{PARTITION}::test_rule_21_a_deployment_is_held_to_its_mode_and_its_unit",),
+    ),
+    Mutant(
+        21,
+        "guarantees for different units are added up",
+        STATEMENT,
+        "    if len(units) > 1:",
+        "    if False:",
+        (f"{PARTITION}::test_rule_21_a_statement_never_adds_up_what_protects_different_units",),
     ),
     Mutant(
         18,

@@ -13,6 +13,7 @@ from deployment import raw_config
 from dp_accounting.pld import PLDAccountant
 
 from dpmixmin.config import validate
+from dpmixmin.privacy import totals
 from dpmixmin.privacy.accounting import Composition
 from dpmixmin.privacy.composition import Touch, total_epsilon
 from dpmixmin.privacy.events import GaussianEvent, PacEvent
@@ -30,7 +31,9 @@ def test_the_budget_of_a_deployment_names_the_cap_what_used_it_and_what_is_left(
     ledger = Ledger.of(config)
     found = budget.report(ledger, config.privacy.delta)
     spent = total_epsilon([entry.touch() for entry in ledger.charged()], 2e-5)
-    assert found["total"] == {"epsilon": pytest.approx(spent, rel=1e-9), "delta": 2e-5, "releases": 4, "exact": True}
+    assert found["totals"] == [
+        {"unit": "patient", "epsilon": pytest.approx(spent, rel=1e-9), "delta": 2e-5, "releases": 4, "exact": True}
+    ]
     assert found["cap"]["left"] == pytest.approx(2.5 - spent)
     assert [len(found["aborted"]), found["aborted_charged"], found["uncharged"]] == [1, False, []]
     mixing = next(part for part in found["parts"] if part["part"] == "mixing")
@@ -44,7 +47,7 @@ def test_the_budget_of_a_deployment_names_the_cap_what_used_it_and_what_is_left(
     assert "The cap is epsilon 2.5 at delta 2e-05; left: epsilon 1." in text
     assert re.search(r"not charged.*:\n  1 x stage=mixture task=ill", text)
     strict = budget.report(Ledger.of(validate(raw_config(home, privacy__charge_aborted=True))), 1e-5)
-    assert strict["total"]["epsilon"] > 1.1 * spent
+    assert strict["totals"][0]["epsilon"] > 1.1 * spent
     assert "charged, in the table above" in budget.text(strict)
 
 
@@ -101,11 +104,11 @@ def test_rule_21_the_budget_of_a_study_composes_tasks_and_seeds_as_dp_accounting
         return accountant.get_epsilon(1e-5)
 
     reference = max(by_hand((a, b)) for a in ("mixing", "finetune") for b in ("mixing", "finetune"))
-    assert found["total"]["epsilon"] == pytest.approx(reference, rel=5e-3)
-    assert found["total"]["epsilon"] == pytest.approx(
+    assert found["totals"][0]["epsilon"] == pytest.approx(reference, rel=5e-3)
+    assert found["totals"][0]["epsilon"] == pytest.approx(
         total_epsilon([entry.touch() for entry in ledger.entries()], 1e-5), rel=2e-3
     )
-    assert found["total"]["epsilon"] > 2.5 * max(row["alone"] for row in first)
+    assert found["totals"][0]["epsilon"] > 2.5 * max(row["alone"] for row in first)
     text = budget.text(found)
     assert max(map(len, text.splitlines())) <= 100
     assert "as if it were the only release" in text
@@ -120,12 +123,12 @@ def test_the_budget_of_a_hundred_releases_is_quick_and_of_many_keys_an_upper_bou
     found = budget.report(ledger, 1e-5)
     assert len(found["entries"]) == 108
     assert time.monotonic() - start < 10
-    assert found["total"]["exact"]
+    assert found["totals"][0]["exact"]
     assert budget.text(found).count("\n") > 108
-    monkeypatch.setattr(budget, "MOST", 1)
+    monkeypatch.setattr(totals, "MOST", 1)
     bound = budget.report(ledger, 1e-5)
-    assert bound["total"]["epsilon"] >= found["total"]["epsilon"]
-    assert not bound["total"]["exact"]
+    assert bound["totals"][0]["epsilon"] >= found["totals"][0]["epsilon"]
+    assert not bound["totals"][0]["exact"]
     assert "(An upper bound" in budget.text(bound)
 
 
@@ -133,19 +136,57 @@ def test_a_unit_may_lie_in_the_dearest_part_under_every_key():
     dear, cheap = GaussianEvent(2.0, 1.0, 1), GaussianEvent(9.0, 1.0, 1)
     touches = [Touch((dear if (part == "mixing") == (key == "a") else cheap,), frozenset({part}), key)
                for key in ("a", "b") for part in ("mixing", "finetune")]  # fmt: skip
-    assert budget.total(touches, 1e-5) == (Composition([dear, dear]).epsilon(1e-5), True)
-    assert budget.total(touches, 1e-5)[0] == total_epsilon(touches, 1e-5)
+    assert totals.total(touches, 1e-5) == (Composition([dear, dear]).epsilon(1e-5), True)
+    assert totals.total(touches, 1e-5)[0] == total_epsilon(touches, 1e-5)
 
 
 def test_a_part_that_a_pac_mechanism_read_has_no_finite_epsilon():
     dp, pac = GaussianEvent(4.0, 1.0, 1), PacEvent(0.1)
     touches = [Touch((dp,), frozenset({"mixing"}), "s"), Touch((pac,), frozenset({"finetune"}), "s")]
-    assert budget.total(touches[:1], 1e-5) == (total_epsilon(touches[:1], 1e-5), True)
-    assert budget.total(touches, 1e-5) == (math.inf, True)
+    assert totals.total(touches[:1], 1e-5) == (total_epsilon(touches[:1], 1e-5), True)
+    assert totals.total(touches, 1e-5) == (math.inf, True)
 
 
 def test_the_budget_of_an_untouched_dataset_is_zero(tmp_path):
     found = budget.report(Ledger(tmp_path / "ledger", "clinic", cap=Cap(1.0, 1e-5)), 1e-5)
-    assert found["total"]["epsilon"] == 0.0
-    assert found["cap"]["left"] == 1.0
+    assert found["totals"] == []
+    assert found["cap"] == {"epsilon": 1.0, "delta": 1e-5, "spent": 0.0, "left": 1.0}
     assert "Nothing was charged yet." in budget.text(found)
+
+
+def mixed_units(ledger) -> list[float]:
+    """Release once for a record and twice for a patient; return each kind's epsilon by hand."""
+    for unit, label, epsilon in (("record", "a", 0.5), ("patient", "b", 1.0), ("patient", "c", 2.0)):
+        spec = GridGaussian.for_target(
+            epsilon=epsilon, delta=1e-5, clip=1.0, steps=1, sampling_rate=1.0, nominal_units=100, unit=unit
+        )
+        cell = {"stage": "mixture", "task": label, "method": "dp_mixmin", "seed": 0, "chain": f"mix@{epsilon:g}"}
+        with ledger.open(("mixing",), Mechanism(spec, cell, {}, {}, "code"), "key=a") as release:
+            release.commit({"x": b"1"}, {"stage": "x"})
+    sigma = [entry.facts["spec"]["noise_multiplier"] for entry in ledger.entries()]
+    return [
+        Composition([GaussianEvent(sigma[0], 1.0, 1)]).epsilon(1e-5),
+        Composition([GaussianEvent(sigma[1], 1.0, 1), GaussianEvent(sigma[2], 1.0, 1)]).epsilon(1e-5),
+    ]
+
+
+def test_releases_that_protect_different_units_have_no_common_total(ledger):
+    wanted = mixed_units(ledger)
+    found = budget.report(ledger, 1e-5)
+    assert [(each["unit"], each["releases"]) for each in found["totals"]] == [("record", 1), ("patient", 2)]
+    assert [each["epsilon"] for each in found["totals"]] == pytest.approx(wanted, rel=1e-9)
+    parts = [(row["unit"], row["epsilon"]) for row in found["parts"]]
+    assert parts == [("record", pytest.approx(wanted[0])), ("patient", pytest.approx(wanted[1]))]
+    text = budget.text(found)
+    assert "not comparable" in text
+    assert re.search(r"protects one record were published: epsilon 0\.\d+ at delta 1e-05, from 1 releases", " ".join(text.split()))
+    assert re.search(r"^first .* record +mixing", text, re.MULTILINE)
+    assert max(map(len, text.splitlines())) <= 100
+
+
+def test_a_cap_is_not_compared_with_releases_that_protect_different_units(ledger):
+    mixed_units(ledger)
+    capped = Ledger(ledger.root.parent, ledger.root.name, cap=Cap(5.0, 1e-5))
+    found = budget.report(capped, 1e-5)
+    assert found["cap"] == {"epsilon": 5.0, "delta": 1e-5, "spent": None, "left": None}
+    assert "is for one kind of unit" in " ".join(budget.text(found).split())

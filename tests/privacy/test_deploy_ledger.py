@@ -175,15 +175,15 @@ def test_an_uncharged_look_is_noted_once_for_every_kind(ledger):
 def test_rule_11_a_deployment_draws_its_keys_once_and_a_study_derives_them(tmp_path, ledger):
     one, again = deployment(tmp_path / "one"), deployment(tmp_path / "one")
     other = deployment(tmp_path / "other")
-    assert one.record_key() == again.record_key() != other.record_key()
-    assert one.split_key(0) == again.split_key(0) == one.split_key(5), "a seed does not re-partition"
-    assert one.split_key(0)[1] != other.split_key(0)[1]
-    assert len(one.record_key()) == len(one.split_key(0)[1]) == 32
-    assert one.record_key() != one.split_key(0)[1]
-    assert one.split_key(0)[1].hex() not in one.split_key(0)[0]
+    assert one.keys.of_ids() == again.keys.of_ids() != other.keys.of_ids()
+    assert one.keys.of_split(0) == again.keys.of_split(0) == one.keys.of_split(5), "a seed does not re-partition"
+    assert one.keys.of_split(0)[1] != other.keys.of_split(0)[1]
+    assert len(one.keys.of_ids()[1]) == len(one.keys.of_split(0)[1]) == 32
+    assert one.keys.of_ids()[1] != one.keys.of_split(0)[1]
+    assert one.keys.of_split(0)[1].hex() not in one.keys.of_split(0)[0]
     assert (one.root / "keys.json").stat().st_mode & 0o777 == 0o600
-    assert ledger.split_key(0) != ledger.split_key(1)
-    assert ledger.record_key() == Ledger(tmp_path / "elsewhere", "clinic").record_key()
+    assert ledger.keys.of_split(0) != ledger.keys.of_split(1)
+    assert ledger.keys.of_ids() == Ledger(tmp_path / "elsewhere", "clinic").keys.of_ids()
 
 
 # -- the log's end --------------------------------------------------------------------------------------------

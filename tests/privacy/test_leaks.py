@@ -71,7 +71,12 @@ def test_rule_12_parts_are_joined_by_unit_although_record_ids_repeat_across_pati
     records = load_private(private_of(tmp_path / "t.parquet", unit="patient", id="visit"), Inputs(bound=1e6), KEY)
     assert len(set(records.record)) == 180
     paths, parts = Paths("exp"), Parts(mixing=0.3, finetune=0.3, test=0.4)
-    manifest = artifacts.manifest("x", config={}, code="", parents=[], private=True)
+    wanted = split.partition(
+        ledger.keys, private_of(tmp_path / "t.parquet", unit="patient", id="visit", parts=parts), 0
+    )
+    manifest = artifacts.manifest(
+        "x", config={}, code="", parents=[], private=True, partition={"ids": wanted.ids, "partition": wanted.name}
+    )
     files = {"records.parquet": artifacts.parquet_bytes(records.to_arrow())}
     artifacts.publish(paths.records(), files, manifest)
     assigned = split.assign(records.unit, b"split key", parts)
@@ -80,7 +85,7 @@ def test_rule_12_parts_are_joined_by_unit_although_record_ids_repeat_across_pati
     seen = {}
     for part in ("mixing", "finetune", "test"):
         with ledger.open((part,), Study("a look")) as access:
-            seen[part] = set(split.open_part(access, paths, 0).unit.tolist())
+            seen[part] = set(split.open_part(access, paths, wanted, 0).unit.tolist())
     assert all(seen.values())
     assert sum(len(units) for units in seen.values()) == len(set().union(*seen.values())) == 60
 
@@ -156,7 +161,8 @@ def test_the_sensitive_source_is_read_with_an_open_access_only(tmp_path, ledger)
 def test_a_split_is_named_by_its_exact_fractions():
     parts = Parts(mixing=0.2000001, finetune=0.3, test=0.4999999)
     other = replace_parts(parts, mixing=0.2000002, test=0.4999998)
-    assert split.split_id("seed=0", parts) != split.split_id("seed=0", other)
+    names = {split.partition_name("seed=0", private_of("a", parts=each)) for each in (parts, other)}
+    assert len(names) == 2
 
 
 def replace_parts(parts: Parts, **values) -> Parts:

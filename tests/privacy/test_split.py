@@ -13,7 +13,7 @@ from scipy.stats import binomtest
 from dpmixmin.data.fetch import idx_bytes
 from dpmixmin.data.loaders import content_ids
 from dpmixmin.data.records import Records
-from dpmixmin.data.split import assign, split_id
+from dpmixmin.data.split import assign, partition_name
 from dpmixmin.privacy.ledger import PARTS
 from dpmixmin.sections import IdxTable, Inputs, ParquetTable, Parts, Private
 
@@ -60,7 +60,31 @@ def test_rule_11_the_part_depends_on_id_and_key_alone(rng):
     assert assign(units[order], key_of(0), FRACTIONS).tolist() == before[order].tolist()
     other = assign(units, key_of(1), FRACTIONS)
     assert (other != before).mean() > 0.3
-    assert len({split_id("seed=0", FRACTIONS), split_id("seed=1", FRACTIONS), split_id("seed=0", Parts())}) == 3
+
+
+def test_rule_11_whatever_deals_units_anew_gives_the_partition_another_name():
+    """Key, fractions, unit, id column, and without one the columns whose content makes the id."""
+
+    def private(unit="record", parts=FRACTIONS, **table) -> Private:
+        values = {"kind": "parquet", "path": "a.parquet", "features": ("x",), "labels": ("y",), **table}
+        return Private(name="clinic", table=ParquetTable(**values), unit=unit, nominal_units=100, parts=parts)
+
+    idx = Private(name="clinic", table=IdxTable(kind="idx", images="i", labels="l"), nominal_units=100)
+    names = [
+        partition_name("seed=0", private()),
+        partition_name("seed=1", private()),
+        partition_name("seed=0", private(parts=Parts())),
+        partition_name("seed=0", private("patient")),
+        partition_name("seed=0", private(record_id="row")),
+        partition_name("seed=0", private(record_id="visit")),
+        partition_name("seed=0", private(labels=("y", "z"))),
+        partition_name("seed=0", private(features=("x", "w"))),
+        partition_name("seed=0", private(features=("x", "y"), labels=("z",))),
+        partition_name("seed=0", idx),
+    ]
+    assert len(set(names)) == len(names)
+    same = [private(path="b.parquet"), private(licence="none")]
+    assert {partition_name("seed=0", each) for each in same} == {names[0]}
 
 
 def test_rule_12_each_unit_is_in_exactly_one_part():

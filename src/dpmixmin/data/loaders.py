@@ -53,7 +53,7 @@ def load_public(table: IdxTable | ParquetTable, inputs: Inputs) -> Records:
 def load_private(private: Private, inputs: Inputs, key: bytes, width: int, access: object) -> Records:
     """Load the sensitive table.
 
-    A record's id is the HMAC of its id column (and its unit), or of all its columns with an occurrence number, so
+    A record's id is the HMAC of its id column (and its unit), or of its content with an occurrence number, so
     equal rows get different ids and removing one row changes no other's (rule 11). A unit's id is the HMAC of its
     column; a row without one is a unit of its own. At most ``max_records_per_unit`` records of a unit are kept: those
     with the smallest ids, a function of that unit alone.
@@ -187,15 +187,15 @@ def _read_parquet(table: ParquetTable, unit_column: str | None, width: int | Non
     features = _features(data, table.features, path, width)
     with np.errstate(over="ignore"):  # a numpy warning would tell of a wild value
         labels = {name: _scalars(data[name], name, path).astype(np.float32) for name in table.labels}
-    rows = zip(*(_values(data[name]) for name in sorted(data.column_names)), strict=True)
-    content = [repr(row).encode() for row in rows] if table.record_id is None else []
-    return _Raw(
-        features,
-        labels,
-        content,
-        _values(data[table.record_id]) if table.record_id else None,
-        _values(data[unit_column]) if unit_column else None,
-    )
+    units = _values(data[unit_column]) if unit_column else None
+    content = []
+    if table.record_id is None:
+        # The configured columns, as the numbers they are read as: a new column, or another type of the same numbers,
+        # must not deal every record anew.
+        numbers = np.concatenate([features, *(labels[name][:, None] for name in table.labels)], axis=1)
+        owners = units or [None] * len(numbers)
+        content = [row.tobytes() + _text(owner) for row, owner in zip(numbers, owners, strict=True)]
+    return _Raw(features, labels, content, _values(data[table.record_id]) if table.record_id else None, units)
 
 
 def _features(data, names: tuple[str, ...], path: Path, width: int | None) -> np.ndarray:

@@ -6,21 +6,61 @@ makes parallel composition true for add/remove neighbours.
 
 from __future__ import annotations
 
+import hashlib
 import hmac
+from dataclasses import dataclass
 
 import numpy as np
 
 from dpmixmin.data.records import Records, strings
 from dpmixmin.paths import Paths
 from dpmixmin.privacy.access import Access
+from dpmixmin.privacy.keys import Keys
 from dpmixmin.privacy.ledger import PARTS
-from dpmixmin.sections import Parts
+from dpmixmin.sections import Parts, Private
 
 
-def split_id(key_name: str, parts: Parts) -> str:
-    """Name a partition: the key and the fractions, since either alone does not define the parts."""
-    fractions = "-".join(repr(getattr(parts, part)) for part in PARTS)
-    return f"{key_name}/fractions={fractions}"
+@dataclass(frozen=True)
+class Partition:
+    """Which unit is in which part: everything that it depends on besides the units themselves.
+
+    Attributes:
+        ids: name of the ids: their key, the unit, and the rule that makes them.
+        name: name of the partition: the split key, the unit, the rule of the ids, the fractions. Entries of the ledger
+            carry it; different names are different partitions of the same people, so they compose sequentially.
+        key: the split key.
+    """
+
+    ids: str
+    name: str
+    key: bytes
+
+
+def partition(keys: Keys, private: Private, seed: int) -> Partition:
+    """Return the partition that a config, a dataset's keys and a seed define."""
+    (ids_key, _), (split_key, secret) = keys.of_ids(), keys.of_split(seed)
+    return Partition(f"{ids_key}/{_rule(private)}", partition_name(split_key, private), secret)
+
+
+def partition_name(split_key: str, private: Private) -> str:
+    """Name the partition that a split key of this name makes."""
+    fractions = "-".join(repr(getattr(private.parts, part)) for part in PARTS)
+    return f"{split_key}/{_rule(private)}/fractions={fractions}"
+
+
+def _rule(private: Private) -> str:
+    return f"unit={private.unit}/ids={id_rule(private)}"
+
+
+def id_rule(private: Private) -> str:
+    """Name the rule that makes ids: another column, or content of other columns, deals every unit anew."""
+    table = private.table
+    if table.kind == "idx":
+        return "image-content"
+    if table.record_id is not None:
+        return f"column-{table.record_id}"
+    columns = "\0".join([*table.features, "", *table.labels]).encode()
+    return f"content-{hashlib.sha256(columns).hexdigest()[:8]}"
 
 
 def assign(units: np.ndarray, key: bytes, parts: Parts) -> np.ndarray:
@@ -44,9 +84,13 @@ def assign(units: np.ndarray, key: bytes, parts: Parts) -> np.ndarray:
     return names[[cache[unit] for unit in units.tolist()]] if len(units) else names[:0]
 
 
-def open_part(access: Access, paths: Paths, seed: int) -> Records:
-    """Return the sensitive records of the parts that an access may see, in the order of (unit, record)."""
+def open_part(access: Access, paths: Paths, wanted: Partition, seed: int) -> Records:
+    """Return the sensitive records of the parts that an access may see, in the order of (unit, record).
+
+    Raises:
+        UserError: the tables on disk belong to other ids or another partition.
+    """
     # By unit: a part is a property of the unit, and record ids need be unique within a unit only.
-    members = strings(access.table(paths.split(seed), "split")["unit"])
-    records = Records.from_arrow(access.table(paths.records(), "records"))
+    members = strings(access.table(paths.split(seed), "split", ids=wanted.ids, partition=wanted.name)["unit"])
+    records = Records.from_arrow(access.table(paths.records(), "records", ids=wanted.ids))
     return records.take(np.isin(records.unit, members))

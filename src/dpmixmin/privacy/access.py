@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dpmixmin import artifacts
+from dpmixmin.errors import UserError
 from dpmixmin.privacy.log import fsync_folder
 
 if TYPE_CHECKING:
@@ -25,21 +26,34 @@ class Access:
     parts: frozenset[str]
     is_open: bool = field(default=True, init=False)
 
-    def table(self, folder: str | Path, name: str):
+    def table(self, folder: str | Path, name: str, **wanted: str):
         """Read a private table; rows of other parts are filtered out where the table has a part column.
 
         Args:
             folder: an artefact in ``private/``.
             name: file name without ``.parquet``.
+            wanted: ``ids`` and ``partition`` that the table must have been made with (data/split.py). A mechanism
+                also refuses a table of another partition than its own.
 
         Returns:
             ``pyarrow.Table``.
+
+        Raises:
+            UserError: the table belongs to other ids or another partition.
         """
         import pyarrow as pa
         import pyarrow.compute as pc
 
         self._check()
-        artifacts.verify(folder)
+        manifest = artifacts.verify(folder)
+        if "partition" in manifest and self.partition:
+            wanted.setdefault("partition", self.partition)
+        for key, value in wanted.items():
+            if manifest.get(key) != value:
+                raise UserError(
+                    f"{folder}: made with other {key} than this config and ledger have (`{manifest.get(key)}`, wanted "
+                    f"`{value}`); delete the run's private/ folder and run again"
+                )
         table = artifacts.read_table(Path(folder) / f"{name}.parquet", access=self)
         if "part" in table.column_names:
             table = table.filter(pc.is_in(table["part"], value_set=pa.array(sorted(self.parts), pa.string())))
@@ -49,6 +63,11 @@ class Access:
         """Name a private parent for a manifest: by its random artefact id only."""
         self._check()
         return {"path": str(folder), "artifact": artifacts.verify(folder)["artifact"]}
+
+    @property
+    def partition(self) -> str:
+        """Name of the partition that this access is limited to, or empty."""
+        return ""
 
     def _check(self) -> None:
         if not self.is_open:
@@ -122,6 +141,12 @@ class Release(Access):
     entry: str
     key: str
     committed: bool
+    split: str = ""
+
+    @property
+    def partition(self) -> str:
+        """Name of the partition that the entry is about."""
+        return self.split
 
     @property
     def progress(self) -> Progress:
@@ -145,7 +170,13 @@ class Release(Access):
 
     def stored(self, name: str) -> bytes:
         """Return one file of the committed output."""
-        return (self.ledger.root / "store" / self.key / name).read_bytes()
+        return (self._store() / name).read_bytes()
+
+    def _store(self) -> Path:
+        store = self.ledger.root / "store" / self.key
+        if not store.is_dir():
+            raise UserError(f"{store}: missing, though the ledger says it was released; restore it from a backup")
+        return store
 
     def publish(self, folder: str | Path, views: dict[str, bytes]) -> None:
         """Copy the committed output to its place in the run.
@@ -156,4 +187,4 @@ class Release(Access):
         """
         if not self.committed:
             raise RuntimeError("commit first")
-        artifacts.republish(self.ledger.root / "store" / self.key, folder, views)
+        artifacts.republish(self._store(), folder, views)

@@ -133,6 +133,8 @@ class Composition:
             return share + (1 - share) * above
         if any(math.isinf(self._pure_parameters(event, 1)[0]) for event in self._repeated):
             return 1.0
+        if epsilon >= self._basic():
+            return 0.0
         return self._computed(lambda: self._law(1).delta(epsilon, tolerance), lambda: self._renyi_delta(epsilon))
 
     def group_epsilon(self, members: int, delta: float) -> float:

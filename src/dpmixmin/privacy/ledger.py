@@ -5,6 +5,7 @@ Layout, outside ``results/`` (mode 0700, never a Snakemake input or output)::
     {ledger.path}/{dataset}/
       dataset.json          random dataset id
       keys.json             deploy: the keys of record ids and splits, drawn once
+      deployment.json       deploy: what it protects, fixed once
       entries/000001.json   the log (see log.py): one file per event, each naming the hash of the one before
       leases/KEY.lock       held (flock) by the process that works on a release
       store/KEY/            write-once outputs; the rename into here is a release's commit point
@@ -25,7 +26,6 @@ Rules kept here (docs/rules.md): 5, 18, 19, 21, 23, 26.
 from __future__ import annotations
 
 import fcntl
-import hashlib
 import json
 import os
 import shutil
@@ -45,8 +45,10 @@ from dpmixmin.privacy import statement
 from dpmixmin.privacy.access import Access, Progress, Release
 from dpmixmin.privacy.composition import Touch, total_epsilon
 from dpmixmin.privacy.events import to_json
+from dpmixmin.privacy.keys import Keys, bind
 from dpmixmin.privacy.log import EventLog, link_new
 from dpmixmin.privacy.mechanisms import Spec
+from dpmixmin.sections import Private
 
 PARTS = ("mixing", "finetune", "validation", "test")
 """The atoms: disjoint parts of the units under one split key."""
@@ -167,6 +169,7 @@ class Ledger:
         identity = self.root / "dataset.json"
         link_new(identity, {"dataset": dataset, "id": uuid.uuid4().hex})
         self.dataset_id = json.loads(identity.read_text())["id"]
+        self.keys = Keys(self.root, deploy=cap is not None)
 
     @classmethod
     def of(cls, config: Config) -> Ledger:
@@ -177,43 +180,17 @@ class Ledger:
             raise UserError(
                 f"ledger.path: {root} lies in the checkout; mode deploy keeps it outside, where it is safe"
             )
-        by_position = config.private.table.kind == "idx" and config.private.table.rows is not None
         cap = config.ledger.cap
-        return cls(
+        ledger = cls(
             root,
             config.private.name,
             label=config.privacy.release,
             charge_aborted=config.privacy.charge_aborted,
-            # Rule 11: positions move when a record is removed, so they are for frozen files, and stamped.
-            caveats=("private.table.rows selects by position: the guarantee holds for a frozen file only",)
-            if by_position
-            else (),
+            caveats=_caveats(config.private),
             cap=Cap(cap.epsilon, cap.delta) if cap else None,
         )
-
-    # -- keys -------------------------------------------------------------------------------------------------
-
-    def record_key(self) -> bytes:
-        """Return the HMAC key of record and unit ids: from public constants in a study, drawn once in deploy."""
-        if self.cap is None:
-            return hashlib.sha256(f"dpmixmin record ids {self.root.name}".encode()).digest()
-        return bytes.fromhex(self._keys()["records"])
-
-    def split_key(self, seed: int) -> tuple[str, bytes]:
-        """Return the name and the bytes of a partition's key: from the public seed in a study, drawn once in deploy.
-
-        The seed of a deployment does not re-partition: a second partition of the same units would compose.
-        """
-        if self.cap is None:
-            return f"seed={seed}", hashlib.sha256(b"dpmixmin split key %d" % seed).digest()
-        keys = self._keys()
-        return f"key={keys['id']}", bytes.fromhex(keys["split"])
-
-    def _keys(self) -> dict[str, str]:
-        path = self.root / "keys.json"
-        if not path.exists():
-            link_new(path, {"id": uuid.uuid4().hex, "records": os.urandom(32).hex(), "split": os.urandom(32).hex()})
-        return json.loads(path.read_text())
+        bind(ledger.root, deploy=config.mode == "deploy", unit=config.private.unit)
+        return ledger
 
     # -- reading the log --------------------------------------------------------------------------------------
 
@@ -241,7 +218,8 @@ class Ledger:
         Args:
             parts: atoms that the reader may see; all others are filtered out of every table.
             purpose: :class:`Derive`, :class:`Study` or :class:`Mechanism` (reserved here, before anything is read).
-            split: id of the split key that defines the parts; needed for mechanisms.
+            split: name of the partition that defines the parts; needed for mechanisms, which then read tables of
+                that partition only.
 
         Yields:
             An :class:`Access`, or for a mechanism a :class:`Release`.
@@ -273,7 +251,7 @@ class Ledger:
     @contextmanager
     def _release(self, parts: tuple[str, ...], purpose: Mechanism, split: str) -> Iterator[Release]:
         if not split:
-            raise ValueError("a mechanism needs the id of its split key")
+            raise ValueError("a mechanism needs the name of its partition")
         facts = self._facts(parts, purpose, split)
         key = artifacts.digest(facts["identity"])[:32]
         with self._lease(key, purpose.cell):
@@ -283,7 +261,7 @@ class Ledger:
             done = found is not None and found.state == "committed"
             entry_id = found.id if found else self._reserve(key, facts)
             artifacts.restrict(set())
-            release = Release(frozenset(parts), self, entry_id, key, done)
+            release = Release(frozenset(parts), self, entry_id, key, done, split)
             try:
                 yield release
             except BaseException as error:
@@ -336,6 +314,10 @@ class Ledger:
                 elif not self.progress(entry.id).exists():
                     self._void(entry.id)
         mine = [entry for entry in self.entries() if entry.key == key and entry.state != "void"]
+        if not mine and (self.root / "store" / key).exists():
+            raise UserError(
+                f"{self.root}: the store holds a release that the ledger's log has lost; restore the log from a backup"
+            )
         return mine[0] if mine else None
 
     def progress(self, entry_id: str) -> Progress:
@@ -414,6 +396,17 @@ class Ledger:
             others=None if self.cap is None else [entry.public() for entry in others],
             caveats=self.caveats,
         )
+
+
+def _caveats(private: Private) -> tuple[str, ...]:
+    """Return what statements must say about a dataset's ids (rule 11)."""
+    found = []
+    if private.table.kind == "idx" and private.table.rows is not None:
+        # Positions move when a record is removed, so they are for frozen files.
+        found.append("private.table.rows selects by position: the guarantee holds for a frozen file only")
+    if private.unit == "record" and getattr(private.table, "record_id", None) is None:
+        found.append("ids come from content: a record whose content changes is another record (replace-one is void)")
+    return tuple(found)
 
 
 def _entries(events: list[dict[str, Any]]) -> list[Entry]:

@@ -107,6 +107,8 @@ class EventLog:
         try:
             head = json.loads(self._head.read_bytes())
         except FileNotFoundError:
+            if len(self._events) > 1:
+                raise UserError(f"{self._head}: missing from the ledger; restore it from a backup") from None
             return  # a ledger without any event, or one whose first writer died before it wrote this file
         number = head["number"]
         if number > len(self._events):

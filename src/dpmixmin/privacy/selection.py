@@ -129,7 +129,7 @@ class RepeatAndSelect(Spec):
         base: specs of everything one trial releases: training, then its score. Candidates may differ in
             post-processing (step size) and clip, never in what the accountant sees.
         candidates: number of public candidates; each trial draws one uniformly.
-        mean: mean of K before truncation, as in ``RepeatSelectEvent``.
+        mean: mean of K, as in ``RepeatSelectEvent``.
         shape: law of K: infinity is Poisson, 1 geometric, 0 logarithmic, between them negative binomial.
         delta_share: part of delta that turns the Renyi bound into (epsilon, delta_share).
     """

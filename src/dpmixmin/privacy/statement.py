@@ -12,6 +12,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+from dpmixmin.errors import UserError
 from dpmixmin.privacy.composition import Touch, guarantee
 from dpmixmin.privacy.events import ADD_REMOVE, REPLACE_ONE, ZERO_OUT, from_json
 from dpmixmin.privacy.pac import posterior_success
@@ -35,6 +36,8 @@ STUDY_OPEN = (
 PAC_PROTECTS = "which candidate subset of the known pool was the training set; not membership in the pool"
 
 ALWAYS_OPEN = (
+    "adversaries who can break AES-256 (model-sized noise and coins are its key stream under keys of the system)",
+    "floating-point effects of the noise of DP-SGD: its granularity, and its tails beyond 9 deviations a draw",
     "floating-point effects of float32 gradients in DP-SGD (docs/privacy.md)",
     "how long the jobs took",
 )
@@ -89,6 +92,9 @@ def build(
         caveats: what else is not covered.
     """
     charged = [*entries, *(aborted if charge_aborted else [])]
+    units = {entry["unit"] for entry in [*charged, *(others or [])]}
+    if len(units) > 1:
+        raise UserError(f"these releases protect different units ({', '.join(sorted(units))}): no total covers them")
     pac = [entry for entry in charged if _is_pac(entry)]
     bare = sorted({part for entry in pac for part in entry["parts"]})
     # A unit of a part that a PAC mechanism read has no DP: what is left to state is for units of other parts.

@@ -1,91 +1,25 @@
 """What was spent on a dataset, by whom, and what everything in its ledger would cost together.
 
 Published releases compose (rule 21): several tasks, methods, epsilons and seeds on one dataset cost more than each
-alone. The total is composed from the accounting events, part by part and across split keys (privacy/composition.py).
-Gaussian steps of one kind add up before they are composed, which changes no number and keeps a hundred releases cheap.
+alone. The total is composed from the accounting events, part by part and across split keys (privacy/totals.py), once
+for each kind of unit: releases that protect a record and releases that protect a patient have no common guarantee.
 """
 
 from __future__ import annotations
 
 import math
+import textwrap
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import lru_cache
-from itertools import product
 from typing import Any
 
-from dpmixmin.privacy.accounting import Composition
-from dpmixmin.privacy.composition import Touch
-from dpmixmin.privacy.events import GaussianEvent, PacEvent
 from dpmixmin.privacy.ledger import Entry, Ledger
+from dpmixmin.privacy.totals import total
 from dpmixmin.release.page import up
-
-MOST = 64
-"""Combinations of parts over split keys that are composed one by one; above it an upper bound stands for them."""
 
 WIDTH = 100
 """Columns of the printed text."""
-
-
-# -- composing ----------------------------------------------------------------------------------------------------
-
-
-def _counted(events: Sequence) -> Counter:
-    """Return events with their number; equal Gaussian steps count as one event that happens so often."""
-    counts: Counter = Counter()
-    for event in events:
-        if isinstance(event, GaussianEvent):
-            counts[replace(event, steps=1)] += event.steps
-        else:
-            counts[event] += 1
-    return counts
-
-
-@lru_cache(maxsize=4096)
-def _epsilon(counts: frozenset, delta: float) -> float:
-    if any(isinstance(event, PacEvent) for event, _ in counts):
-        return math.inf  # DP says nothing about the units that a PAC mechanism reads (rule 22)
-    events: list = []
-    for event, count in sorted(counts, key=repr):
-        events += [replace(event, steps=count)] if isinstance(event, GaussianEvent) else [event] * count
-    return Composition(events).epsilon(delta)
-
-
-def _largest(compositions: Sequence[Counter], delta: float) -> float:
-    """Return the largest epsilon of several compositions; those that others contain are not computed."""
-    kept = [a for i, a in enumerate(compositions)
-            if not any(a <= b and (a != b or j < i) for j, b in enumerate(compositions) if j != i)]  # fmt: skip
-    return max((_epsilon(frozenset(counts.items()), delta) for counts in kept), default=0.0)
-
-
-def _under(touches: Sequence[Touch]) -> dict[str, list[Counter]]:
-    """Return, for each split key, what the units of each part meet; a unit lies in one part under each key."""
-    found: dict[str, list[Counter]] = {}
-    for key in sorted({touch.split for touch in touches}):
-        under = [touch for touch in touches if touch.split == key]
-        for part in sorted(set().union(*(touch.parts for touch in under))):
-            met = _counted([event for touch in under if part in touch.parts for event in touch.events])
-            if met not in found.setdefault(key, []):
-                found[key].append(met)
-    return found
-
-
-def total(touches: Sequence[Touch], delta: float) -> tuple[float, bool]:
-    """Return the add/remove epsilon of a set of touches at ``delta``, and whether it is composed exactly.
-
-    With many split keys there are too many combinations of parts that a unit may lie in. Then every key counts with
-    each event as often as its busiest part has it: no unit meets more, so that is an upper bound.
-    """
-    under = _under(touches)
-    exact = math.prod(map(len, under.values())) <= MOST
-    if not exact:
-        busiest = [Counter() for _ in under]
-        for most, choices in zip(busiest, under.values(), strict=True):
-            for counts in choices:
-                most |= counts
-        return _largest([sum(busiest, Counter())], delta), False
-    return _largest([sum(chosen, Counter()) for chosen in product(*under.values())], delta), True
 
 
 # -- the report ---------------------------------------------------------------------------------------------------
@@ -101,14 +35,13 @@ def report(ledger: Ledger, delta: float) -> dict[str, Any]:
     Returns:
         ``entries``: the charged ones; ``what`` is a word for each, ``alone`` the epsilon of the entry alone, ``chain``
         that of the entry with the releases behind it, both at the entry's own ``delta``. ``aborted``,
-        ``aborted_charged``, ``uncharged``. ``parts``: by split key and part. ``total``: of everything. ``cap``: in
-        deploy, with what is left.
+        ``aborted_charged``, ``uncharged``. ``parts``: by unit, split key and part. ``totals``: of everything, one for
+        each kind of unit. ``cap``: in deploy, with what is left (None where there are several kinds of unit).
     """
     entries = ledger.entries()
     charged = ledger.charged(entries)
     delta = ledger.cap.delta if ledger.cap else delta
-    touches = [entry.touch() for entry in charged]
-    epsilon, exact = total(touches, delta)
+    totals = [_total(unit, each, delta) for unit, each in _by_unit(charged).items()]
     return {
         "dataset": ledger.root.name,
         "mode": "study" if ledger.cap is None else "deploy",
@@ -116,16 +49,33 @@ def report(ledger: Ledger, delta: float) -> dict[str, Any]:
         "aborted": [entry.name() for entry in entries if entry.state == "void"],
         "aborted_charged": ledger.charge_aborted,
         "uncharged": ledger.uncharged(),
-        "parts": _parts(charged, delta),
-        "total": {"epsilon": _finite(epsilon), "delta": delta, "releases": len(charged), "exact": exact},
-        "cap": ledger.cap
-        and {
-            "epsilon": ledger.cap.epsilon,
-            "delta": ledger.cap.delta,
-            "spent": _finite(epsilon),
-            "left": max(0.0, ledger.cap.epsilon - epsilon),
-        },
+        "parts": [row for unit, each in _by_unit(charged).items() for row in _parts(unit, each, delta)],
+        "totals": totals,
+        "cap": ledger.cap and _cap(ledger.cap.epsilon, ledger.cap.delta, totals),
     }
+
+
+def _by_unit(charged: Sequence[Entry]) -> dict[str, list[Entry]]:
+    """Return the entries by what they protect, in the order in which the units first appear."""
+    found: dict[str, list[Entry]] = {}
+    for entry in charged:
+        found.setdefault(entry.facts["spec"]["unit"], []).append(entry)
+    return found
+
+
+def _total(unit: str, charged: Sequence[Entry], delta: float) -> dict[str, Any]:
+    epsilon, exact = total([entry.touch() for entry in charged], delta)
+    return {"unit": unit, "epsilon": _finite(epsilon), "delta": delta, "releases": len(charged), "exact": exact}
+
+
+def _cap(epsilon: float, delta: float, totals: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Return the cap with what is left of it; with several kinds of unit there is no one total to compare with."""
+    if len(totals) > 1:
+        spent, left = None, None
+    else:
+        spent = totals[0]["epsilon"] if totals else 0.0
+        left = 0.0 if spent is None else max(0.0, epsilon - spent)
+    return {"epsilon": epsilon, "delta": delta, "spent": spent, "left": left}
 
 
 def _row(entry: Entry, charged: Sequence[Entry]) -> dict[str, Any]:
@@ -137,6 +87,7 @@ def _row(entry: Entry, charged: Sequence[Entry]) -> dict[str, Any]:
         "task": cell.get("task", ""),
         "method": cell.get("method", ""),
         "mechanism": spec["mechanism"],
+        "unit": spec["unit"],
         "target": cell.get("epsilon"),
         "seed": cell.get("seed"),
         "split": entry.facts["split"],
@@ -159,7 +110,7 @@ def _behind(entry: Entry, charged: Sequence[Entry]) -> list[Entry]:
     """Return the charged releases behind an entry: for each earlier step of its chain the last before it."""
     same, chain = ("task", "method", "seed"), entry.facts["cell"].get("chain", "")
     found: dict[str, Entry] = {}
-    for other in charged[: charged.index(entry)]:
+    for other in _by_unit(charged[: charged.index(entry)]).get(entry.facts["spec"]["unit"], []):
         step = other.facts["cell"].get("chain", "")
         alike = all(other.facts["cell"].get(key) == entry.facts["cell"].get(key) for key in same)
         if alike and other.state == "committed" and step and chain.startswith(f"{step} > "):
@@ -167,7 +118,7 @@ def _behind(entry: Entry, charged: Sequence[Entry]) -> list[Entry]:
     return list(found.values())
 
 
-def _parts(charged: Sequence[Entry], delta: float) -> list[dict[str, Any]]:
+def _parts(unit: str, charged: Sequence[Entry], delta: float) -> list[dict[str, Any]]:
     found = []
     for split in sorted({entry.facts["split"] for entry in charged}):
         under = [entry for entry in charged if entry.facts["split"] == split]
@@ -176,6 +127,7 @@ def _parts(charged: Sequence[Entry], delta: float) -> list[dict[str, Any]]:
             touches = [replace(entry.touch(), parts=frozenset({part})) for entry in own]
             found.append(
                 {
+                    "unit": unit,
                     "split": split,
                     "part": part,
                     "releases": len(own),
@@ -211,51 +163,36 @@ def text(found: dict[str, Any]) -> str:
 
 def _entries_text(found: dict[str, Any]) -> str:
     deltas = {f"{row['delta']:g}" for row in found["entries"]}
-    one = len(deltas) == 1
-    rows = [
-        (
-            row["release"],
-            row["what"],
-            row["task"],
-            row["method"],
-            "" if row["seed"] is None else str(row["seed"]),
-            "+".join(row["parts"]),
-            up(row["alone"]),
-            up(row["chain"]),
-            *([] if one else [f"{row['delta']:g}"]),
-            row["state"],
-        )
+    columns = ["release", "what", "task", "method", "seed", *(["unit"] if len(found["totals"]) > 1 else []),
+               "parts", "alone", "chain", *(["delta"] if len(deltas) > 1 else []), "state"]  # fmt: skip
+    shown = [
+        row | {
+            "seed": "" if row["seed"] is None else str(row["seed"]), "parts": "+".join(row["parts"]),
+            "alone": up(row["alone"]), "chain": up(row["chain"]), "delta": f"{row['delta']:g}",
+        }
         for row in found["entries"]
-    ]
-    head = (
-        "release",
-        "what",
-        "task",
-        "method",
-        "seed",
-        "parts",
-        "alone",
-        "chain",
-        *([] if one else ["delta"]),
-        "state",
-    )
-    at = f"delta {deltas.pop()}" if one else "its delta"
+    ]  # fmt: skip
+    rows = [tuple(row[column] for column in columns) for row in shown]
+    at = f"delta {deltas.pop()}" if len(deltas) == 1 else "its delta"
     return (
         f"Charged ({len(rows)}). Epsilon at {at}, for one unit more or less. alone: the release itself.\n"
         "chain: with the releases that it was made from, as if that were all that is ever published.\n\n"
-        + _table(head, rows, right={4, 6, 7, *([] if one else [8])}, shrink={0, 1, 2, 3, 5})
-    )
+        + _table(tuple(columns), rows, right={"seed", "alone", "chain", "delta"},
+                 shrink={"release", "what", "task", "method", "unit", "parts"})
+    )  # fmt: skip
 
 
 def _parts_text(found: dict[str, Any]) -> str:
+    columns = [*(["unit"] if len(found["totals"]) > 1 else []), "split", "part", "releases", "epsilon", "used by"]
     rows = []
     for row in found["parts"]:
         users = Counter(row["used_by"])
         names = "; ".join(name if count == 1 else f"{count} x {name}" for name, count in users.items())
-        rows.append((row["split"], row["part"], str(row["releases"]), up(row["epsilon"]), names))
-    delta = found["total"]["delta"]
+        shown = row | {"releases": str(row["releases"]), "epsilon": up(row["epsilon"]), "used by": names}
+        rows.append(tuple(shown[column] for column in columns))
+    delta = found["totals"][0]["delta"]
     return f"By split key and part, everything composed (delta {delta:g}):\n\n" + _table(
-        ("split", "part", "releases", "epsilon", "used by"), rows, right={2, 3}, shrink={0, 4}
+        tuple(columns), rows, right={"releases", "epsilon"}, shrink={"unit", "split", "used by"}
     )
 
 
@@ -274,21 +211,33 @@ def _notes(found: dict[str, Any]) -> str:
 
 
 def _total_text(found: dict[str, Any]) -> str:
-    whole, cap = found["total"], found["cap"]
-    words = f"If everything in this ledger were published: epsilon {up(whole['epsilon'])} at delta {whole['delta']:g}"
-    lines = [f"{words}, from {whole['releases']} releases."]
-    if whole["epsilon"] is None:
-        lines.append("(Infinite: a PAC mechanism read some part, and DP says nothing about its units.)")
-    if not whole["exact"]:
-        lines.append("(An upper bound: with so many split keys each counts with its busiest part, event by event.)")
+    totals, cap, several = found["totals"], found["cap"], len(found["totals"]) > 1
+    lines = ["These releases protect different units: their totals are not comparable, and do not add up."] * several
+    for whole in totals:
+        which = f"that protects one {whole['unit']} " if several else ""
+        lines.append(
+            f"If everything in this ledger {which}were published: epsilon {up(whole['epsilon'])} at delta "
+            f"{whole['delta']:g}, from {whole['releases']} releases."
+        )
+        if whole["epsilon"] is None:
+            lines.append("(Infinite: a PAC mechanism read some part, and DP says nothing about its units.)")
+        if not whole["exact"]:
+            lines.append(
+                "(An upper bound: with so many split keys each counts with its busiest part, event by event.)"
+            )
     if cap is None:
         lines.append("A study states each chain as if it were the only release; to publish several, count them all.")
+    elif several:
+        lines.append(
+            f"The cap of epsilon {cap['epsilon']:g} at delta {cap['delta']:g} is for one kind of unit, so what is "
+            "left of it is not known: give each unit a private.name of its own."
+        )
     else:
         lines.append(
             f"The cap is epsilon {cap['epsilon']:g} at delta {cap['delta']:g}; left: epsilon {_down(cap['left'])}."
         )
         lines.append("A further release on a part that has spent less than the total may fit with more than that.")
-    return "\n".join(lines)
+    return "\n".join(textwrap.fill(line, WIDTH, break_long_words=False, break_on_hyphens=False) for line in lines)
 
 
 def _down(value: float) -> str:
@@ -296,17 +245,26 @@ def _down(value: float) -> str:
     return f"{math.floor(value * 1e4) / 1e4:g}"
 
 
-def _table(head: tuple[str, ...], rows: Sequence[tuple[str, ...]], right: set[int], shrink: set[int]) -> str:
-    """Align columns; where they do not fit, the widest of those that may shrink is cut."""
+def _table(head: tuple[str, ...], rows: Sequence[tuple[str, ...]], right: set[str], shrink: set[str]) -> str:
+    """Align columns; where they do not fit, the widest of those that may shrink is cut.
+
+    Args:
+        head: names of the columns.
+        rows: cells.
+        right: columns that are aligned to the right.
+        shrink: columns that may be cut.
+    """
     lines = [head, *rows]
     widths = [max(len(line[i]) for line in lines) for i in range(len(head))]
+    may_shrink = [i for i, name in enumerate(head) if name in shrink]
     while sum(widths) + 2 * (len(widths) - 1) > WIDTH:
-        widest = max(shrink, key=lambda i: widths[i])
+        widest = max(may_shrink, key=lambda i: widths[i])
         widths[widest] -= 1
     cells = [
-        [_cut(line[i], w).rjust(w) if i in right else _cut(line[i], w).ljust(w) for i, w in enumerate(widths)]
+        [_cut(cell, w).rjust(w) if name in right else _cut(cell, w).ljust(w)
+         for name, cell, w in zip(head, line, widths, strict=True)]
         for line in lines
-    ]
+    ]  # fmt: skip
     return "\n".join("  ".join(line).rstrip() for line in cells)
 
 

@@ -20,7 +20,7 @@ from dpmixmin.paths import Paths
 from dpmixmin.privacy.ledger import Ledger
 from dpmixmin.release import page, schema, verify
 from dpmixmin.release.chain import Chain, read_chain
-from dpmixmin.release.derive import chain_cells, public_config, spent_at
+from dpmixmin.release.derive import chain_cells, public_config, public_tables, spent_at
 
 VERSIONS = ("dpmixmin", "torch", "opacus", "dp-accounting")
 
@@ -79,8 +79,7 @@ def _statement(
     day: str,
     files: dict[str, bytes],
 ) -> dict[str, Any]:
-    model, public = chain_cells(config)["finetuned"], public_config(config)
-    tables = {"sources": "the proxy and pretraining", "standins": "choosing settings"}
+    model = chain_cells(config)["finetuned"]
     statement = {
         "bundle": {
             "format": schema.FORMAT,
@@ -101,13 +100,10 @@ def _statement(
         "privacy": privacy,
         "cap": {"epsilon": config.ledger.cap.epsilon, "delta": config.ledger.cap.delta, "spent": spent},
         "data": {
-            "tables": [
-                {"name": name, "used_for": why, "licence": public["public"][name]["licence"]}
-                for name, why in tables.items() if public["public"][name] is not None
-            ],
+            "tables": public_tables(config),
             "artefacts": [{"name": name, "sha256": digest} for name, digest in chain.public.items()],
         },
-        "config": public,
+        "config": public_config(config),
         "files": [
             {"name": name, "sha256": hashlib.sha256(data).hexdigest(), "bytes": len(data)}
             for name, data in sorted(files.items())

@@ -15,15 +15,15 @@ from dpmixmin import artifacts
 from dpmixmin.cells import Cell
 from dpmixmin.config import Config
 from dpmixmin.errors import UserError
-from dpmixmin.paths import PUBLIC, Paths, room_of
+from dpmixmin.paths import PUBLIC, Paths
 from dpmixmin.privacy.ledger import Ledger
-from dpmixmin.privacy.statement import PRIVATE_STAMP, least_public
+from dpmixmin.privacy.statement import NOT_PRIVATE_SEED, PRIVATE_STAMP, least_public
 from dpmixmin.release.derive import chain_cells, charged_cells, has_private_mixture
 
 ALLOWED = {
     "mixture": ("weights.json", "trajectory.parquet"),
     "finetuned": ("model.safetensors",),
-    "evaluation": ("metrics.json",),
+    "evaluation": ("metrics.json", "released.json"),
 }
 """Files of each cell that a bundle takes; a mixture's only where it was learned privately."""
 
@@ -41,9 +41,9 @@ class Chain:
 
     Attributes:
         files: name in the bundle to content.
-        entries: ids of its charged ledger entries.
+        entries: ids of its charged ledger entries; none where nothing private was touched.
         tuning: how its settings were chosen, the worst of all steps.
-        public: public artefacts behind it: name to content digest.
+        public: public artefacts behind it: folder in the run to content digest.
         versions: package versions that made the model.
     """
 
@@ -63,6 +63,12 @@ class _Artefact:
     def read(cls, folder: str) -> _Artefact:
         return cls(folder, artifacts.verify(folder))
 
+    @property
+    def digest(self) -> str:
+        """Digest of its content, as its children name it."""
+        files = self.manifest["files"]
+        return artifacts.digest({name: value for name, value in files.items() if name != "privacy.json"})
+
     def file(self, name: str) -> bytes:
         """Return a file, the bytes that the manifest names."""
         data = Path(self.folder, name).read_bytes()
@@ -81,12 +87,13 @@ def read_chain(config: Config, ledger: Ledger) -> Chain:
     if config.privacy.settings_from == UNCHARGED:
         raise UserError(f"privacy.settings_from: {PRIVATE_TUNING}")
     _refuse_uncharged(ledger)
+    _refuse_test_seeds(ledger)
     paths, cells = Paths(config.experiment), chain_cells(config)
     made = {stage: _Artefact.read(cell.folder(paths)) for stage, cell in cells.items()}
     statements = {stage: _statement(artefact) for stage, artefact in made.items()}
     settings = _settings(config, paths, cells["finetuned"])
     tuning = _tuning(settings, statements, made)
-    _check_lineage([*made.values(), *settings.values()])
+    lineage = _lineage([*made.values(), *settings.values()], paths)
     choice = artifacts.read_json(f"{settings['finetune'].folder}/settings.json")["choice"]
     entries = _entries(config, ledger, choice, made, statements)
     files = {
@@ -96,7 +103,7 @@ def read_chain(config: Config, ledger: Ledger) -> Chain:
         for name in names
     }
     files.update({f"settings_{name}.json": settings[name].file("settings.json") for name in settings})
-    public = _public_parents([*made.values(), *settings.values()], paths)
+    public = {place: lineage[place] for place in sorted(lineage) if place.startswith(f"{PUBLIC}/")}
     return Chain(files, entries, tuning, public, made["finetuned"].manifest["versions"])
 
 
@@ -116,6 +123,15 @@ def _refuse_uncharged(ledger: Ledger) -> None:
         raise UserError(
             f"{ledger.root}: these records were measured without charge ({shown}), and what was seen may have shaped "
             "this chain; release from records that no study has read, under a private.name of their own"
+        )
+
+
+def _refuse_test_seeds(ledger: Ledger) -> None:
+    seeded = [entry.name() for entry in ledger.charged() if not entry.facts["private_randomness"]]
+    if seeded:
+        raise UserError(
+            f"{ledger.root}: {NOT_PRIVATE_SEED}, in {seeded[0]}; no guarantee covers these records any more: release "
+            "from records that no such run has read, under a private.name of their own"
         )
 
 
@@ -158,16 +174,40 @@ def _tuning(settings: dict[str, _Artefact], statements: dict[str, dict], made: d
     return worst
 
 
-def _check_lineage(chain: list[_Artefact]) -> None:
-    """Refuse a chain whose members were made from other versions of one another."""
-    digests = {artefact.folder: artifacts.content_digest(artefact.folder) for artefact in chain}
-    for artefact in chain:
+def _lineage(chain: list[_Artefact], paths: Paths) -> dict[str, str]:
+    """Return every non-private artefact behind a chain, the chain included: its place in the run, and its digest.
+
+    What lies in this run is followed to its own parents. Artefacts are told apart by their place and not by their
+    path: what the ledger's store gives to a new experiment still names the folders of the old one.
+
+    Raises:
+        UserError: two of them name different versions of one, or another version than lies in this run.
+    """
+    found = {_place(artefact.folder): artefact.digest for artefact in chain}
+    waiting = list(chain)
+    while waiting:
+        artefact = waiting.pop()
         for parent in artefact.manifest["parents"]:
-            if digests.get(parent["path"], parent.get("sha256")) != parent.get("sha256"):
+            if "sha256" not in parent:
+                continue  # a private one: named by a random id, never by content
+            place = _place(parent["path"])
+            folder = f"{paths.base}/{place}"
+            if place not in found and Path(folder, artifacts.MANIFEST).exists():
+                waiting.append(_Artefact.read(folder))
+                found[place] = waiting[-1].digest
+            if found.setdefault(place, parent["sha256"]) != parent["sha256"]:
                 raise UserError(
-                    f"{artefact.folder}: was made from another version of {parent['path']} than lies there now; run "
-                    "the workflow again (a changed release needs a new privacy.release label)"
+                    f"{artefact.folder}: was made from another version of {folder} than lies there now; run the "
+                    "workflow again (a changed release needs a new privacy.release label)"
                 )
+    return found
+
+
+def _place(path: str) -> str:
+    """Return where an artefact is in its run: its path without ``results/{experiment}``."""
+    parts = Path(path).parts
+    below = parts[len(parts) - parts[::-1].index("results") :] if "results" in parts else ("", *parts)
+    return "/".join(below[1:])
 
 
 def _entries(
@@ -205,17 +245,12 @@ def _entries(
             "privacy.json of this chain names ledger entries of other cells; delete the experiment's results and run "
             "the workflow again"
         )
-    if not found:
-        raise UserError("nothing in this chain read private records: its files are public and need no statement")
+    splits = {entries[key].facts["split"] for key in found}
+    if len(splits) > 1:
+        raise UserError(
+            f"{ledger.root}: the units were re-partitioned within this chain: its entries lie under {len(splits)} "
+            "partitions, whose parts overlap. Restore what the first was made with (private.unit, private.parts, the "
+            "table's ids, the ledger's keys.json), or delete the experiment's results, set privacy.release to a new "
+            "label and run the whole chain again, which is charged"
+        )
     return tuple(found)
-
-
-def _public_parents(chain: list[_Artefact], paths: Paths) -> dict[str, str]:
-    """Return the public artefacts that the chain names, with their digests; private parents are left out."""
-    parents = [parent for artefact in chain for parent in artefact.manifest["parents"]]
-    own = {artefact.folder: artifacts.content_digest(artefact.folder) for artefact in chain}
-    named = {parent["path"]: parent["sha256"] for parent in parents if "sha256" in parent} | own
-    return {
-        str(Path(path).relative_to(paths.base)): named[path]
-        for path in sorted(named) if room_of(path) == PUBLIC
-    }  # fmt: skip

@@ -11,7 +11,7 @@ from typing import Any
 
 from dpmixmin.cells import Cell, cells_of, mixing_parts, train_parts
 from dpmixmin.config import Config
-from dpmixmin.paths import RELEASED
+from dpmixmin.paths import PUBLIC, RELEASED, Paths
 from dpmixmin.privacy.composition import total_epsilon
 from dpmixmin.privacy.events import from_json
 from dpmixmin.privacy.mechanisms import GridGaussian, ModelGaussian, ResponsibilityGaussian, Spec
@@ -83,6 +83,34 @@ def has_private_mixture(config: Config) -> bool:
     """Whether the weights came from mechanism 1."""
     mixture = chain_cells(config).get("mixture")
     return mixture is not None and mixture.room == RELEASED
+
+
+def public_tables(config: Config) -> list[dict[str, str]]:
+    """Return the public tables behind a deployment's model, as a statement lists them."""
+    tables = [("sources", "the proxy and pretraining", config.public.sources)]
+    if _tuned(config):
+        tables.append(("standins", "choosing settings", config.public.standins))
+    return [{"name": name, "used_for": why, "licence": table.licence} for name, why, table in tables]
+
+
+def public_artefacts(config: Config) -> list[str]:
+    """Return the names of the public artefacts behind a deployment's model, sorted: their folders in the run."""
+    paths, cells = Paths(config.experiment), chain_cells(config)
+    found = {paths.source("sources"), paths.finetune_settings(cells["finetuned"].method)}
+    found |= {cell.folder(paths) for cell in cells.values() if cell.room == PUBLIC}
+    if has_private_mixture(config):
+        found |= {paths.settings("mixture"), paths.proxy()}
+    if config.finetune.settings is None:
+        found.add(paths.settings("mixture"))  # the method was played through on the stand-ins
+    if _tuned(config):
+        found |= {paths.source("standins"), paths.proxy()}
+    return sorted(path.removeprefix(f"{paths.base}/") for path in found)
+
+
+def _tuned(config: Config) -> bool:
+    """Whether settings of this chain were chosen on public stand-ins."""
+    mixture = has_private_mixture(config) and config.mixture.settings is None
+    return config.finetune.settings is None or mixture
 
 
 def charged_cells(config: Config, finetune_choice: dict | None) -> list[Charged]:

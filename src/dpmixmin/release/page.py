@@ -36,8 +36,8 @@ def render(statement: dict[str, Any]) -> str:
     blocks = [
         f"# Privacy statement: {bundle['experiment']}, task {bundle['task']}",
         f"Made on {bundle['created']} by dpmixmin {bundle['versions']['dpmixmin']} from the sensitive dataset "
-        f"`{dataset['name']}` (ledger {dataset['id']}). Stamp: {privacy['stamp']}.",
-        *_protected(dataset),
+        f"`{dataset['name']}` (ledger {dataset['id']}). Stamp: {privacy['stamp']}. In a line: {privacy['headline']}.",
+        *_protected(dataset, privacy["entries"]),
         *_numbers(statement),
         *_made(privacy, bundle),
         "## What is not covered",
@@ -68,22 +68,30 @@ def _table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
-def _protected(dataset: dict[str, Any]) -> list[str]:
-    unit = dataset["unit"]
+def _protected(dataset: dict[str, Any], entries: list[dict[str, Any]]) -> list[str]:
+    unit, head = dataset["unit"], "## What is protected, and from whom"
+    if not entries:
+        return [
+            head,
+            "Everything about the sensitive dataset: nothing in this bundle was computed from its records, so it "
+            f"tells nothing about any {unit}. What the owner's machine holds is not in here.",
+        ]
     what = "One record" if unit == "record" else f"All records of one {unit} together"
     limit = "" if unit == "record" else f" (at most {dataset['max_records_per_unit']} of them enter a step)"
     return [
-        "## What is protected, and from whom",
+        head,
         f"{what}{limit}: that it is in the dataset at all, and everything it says. Protected from anyone who sees "
-        "this bundle, whatever else they know (all other records included) and however long they compute. Not from "
-        "whoever can read the owner's machine: the private folders and the ledger are not in here and stay secret.",
+        "this bundle, whatever else they know (all other records included), by noise. The noise rests on the "
+        "operating system's generator and, in bulk (a model's noise, the coins of sampling), on AES-256 under keys that the "
+        "system drew: whoever can predict the one or break the other is not covered. Not protected from whoever can "
+        "read the owner's machine: the private folders and the ledger are not in here and stay secret.",
     ]
 
 
 def _numbers(statement: dict[str, Any]) -> list[str]:
     privacy, cap = statement["privacy"], statement["cap"]
     chain, total, unit = privacy["guarantee"], privacy["dataset_total"], statement["dataset"]["unit"]
-    share = (math.exp(min(chain["epsilon"], 700)) + chain["delta"]) / (1 + math.exp(min(chain["epsilon"], 700)))
+    groups = privacy["curve"]["group_epsilon"] if privacy["curve"] else {}
     rows = [
         ("this bundle", up(chain["epsilon"]), up(chain["delta"]), f"one {unit} more or less"),
         *(
@@ -92,20 +100,30 @@ def _numbers(statement: dict[str, Any]) -> list[str]:
         ),
         *(
             (f"this bundle, {members} units", up(epsilon), up(chain["delta"]), f"{members} units more or less")
-            for members, epsilon in privacy["curve"]["group_epsilon"].items()
+            for members, epsilon in groups.items()
         ),
         ("everything charged so far", up(total["epsilon"]), up(total["delta"]), f"one {unit} more or less"),
         ("the owner's cap", up(cap["epsilon"]), up(cap["delta"]), f"spent: {up(cap['spent'])}"),
     ]
-    return [
-        "## The guarantee",
-        _table(("of", "epsilon", "delta", "neighbours"), rows),
+    return ["## The guarantee", _table(("of", "epsilon", "delta", "neighbours"), rows), _meaning(statement)]
+
+
+def _meaning(statement: dict[str, Any]) -> str:
+    privacy, dataset = statement["privacy"], statement["dataset"]
+    chain, unit = privacy["guarantee"], dataset["unit"]
+    if not privacy["entries"]:
+        return (
+            "Meaning: this bundle costs nothing. The line `everything charged so far` is about other releases from "
+            "the dataset."
+        )
+    share = (math.exp(min(chain["epsilon"], 700)) + chain["delta"]) / (1 + math.exp(min(chain["epsilon"], 700)))
+    return (
         f"Meaning: an attacker who holds it equally likely that one {unit} is in the data or not, and then sees this "
         f"bundle, guesses right with probability at most {up(min(share, 1.0))} (1/2 is pure chance). Delta is the "
         "probability by which epsilon may fail; it should be below 1 over the number of units, publicly estimated at "
-        f"{statement['dataset']['nominal_units']}. Several bundles from one dataset compose: for them the line "
-        "`everything charged so far` counts. privacy.curve in statement.json gives other pairs of epsilon and delta.",
-    ]
+        f"{dataset['nominal_units']}. Several bundles from one dataset compose: for them the line `everything charged "
+        "so far` counts. privacy.curve in statement.json gives other pairs of epsilon and delta."
+    )
 
 
 def _made(privacy: dict[str, Any], bundle: dict[str, Any]) -> list[str]:
@@ -123,13 +141,12 @@ def _made(privacy: dict[str, Any], bundle: dict[str, Any]) -> list[str]:
     aborted = (
         f" {privacy['aborted_attempts']} attempts died before ({counted})." if privacy["aborted_attempts"] else ""
     )
-    return [
-        "## How it was made",
-        f"Method {bundle['method']}; accountant: {privacy['curve']['accountant']}; composition: "
-        f"{privacy['guarantee']['composition']}.{aborted} Other charged releases from this dataset: "
-        f"{len(privacy['other_entries'])}.",
-        _table(("released", "mechanism", "parts read", "target epsilon", "parameters"), rows),
-    ]
+    how = f"Method {bundle['method']}; "
+    how += f"accountant: {privacy['curve']['accountant']}; " if privacy["curve"] else ""
+    how += f"composition: {privacy['guarantee']['composition']}.{aborted} "
+    how += f"Other charged releases from this dataset: {len(privacy['other_entries'])}."
+    head = ("released", "mechanism", "parts read", "target epsilon", "parameters")
+    return ["## How it was made", how, *([_table(head, rows)] if rows else [])]
 
 
 def _parameters(entry: dict[str, Any]) -> str:

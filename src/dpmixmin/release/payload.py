@@ -1,65 +1,100 @@
 """Checking the files that a bundle carries beside its statement: settings, weights, model, metrics.
 
-They are outputs, so their values cannot be derived; what can be checked is that each is what it says it is.
+Settings must be those that the config declares, or candidates of its public search. The weights must follow from
+their iterates, and the metrics from the noisy sum. Iterates, model and noisy sum are outputs: their values cannot be
+derived; what can be checked is that they are of the form that a release has.
 """
 
 from __future__ import annotations
 
 import io
 import json
+import math
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import numpy as np
 
+from dpmixmin import evaluation
 from dpmixmin.config import Config
 from dpmixmin.errors import UserError
-from dpmixmin.privacy.statement import TUNING
+from dpmixmin.privacy.mechanisms import GridGaussian
 from dpmixmin.release.derive import chain_cells, has_private_mixture
+from dpmixmin.tuning import chosen_by
 
 SIMPLEX = 1e-6
 """How far the sum of weights may be from 1."""
 
 CLOSE = 1e-9
-"""How far a derived weight may be from the stated one."""
+"""How far a derived weight or metric may be from the stated one."""
 
 
 def settings(files: dict[str, bytes], config: Config) -> dict[str, dict[str, Any]]:
-    """Return the settings files by name (``mixture``, ``finetune``)."""
+    """Return the settings files by name (``mixture``, ``finetune``).
+
+    Raises:
+        UserError: a file is missing, or its settings are not what the config declares or searches.
+    """
     names = ("mixture", "finetune") if has_private_mixture(config) else ("finetune",)
     found = {name: _json(files, f"settings_{name}.json") for name in names}
     for name, values in found.items():
-        if not isinstance(values, dict) or "choice" not in values or values.get("chosen_by") not in TUNING:
-            raise UserError(f"settings_{name}.json: needs `choice` and `chosen_by`, one of {', '.join(TUNING)}")
+        if not isinstance(values, dict) or not {"choice", "chosen_by"} <= set(values):
+            raise UserError(f"settings_{name}.json: needs `choice` and `chosen_by`")
+        _check_choice(name, values, config)
     return found
 
 
-def check(files: dict[str, bytes], config: Config) -> Iterator[str]:
+def _check_choice(name: str, values: dict[str, Any], config: Config) -> None:
+    file, declared = f"settings_{name}.json", getattr(config, name).settings
+    how = chosen_by(config, declared is not None)
+    if values["chosen_by"] != how:
+        raise UserError(f"{file}: chosen_by: stated {values['chosen_by']!r}, derived from the config {how!r}")
+    choice = values["choice"]
+    if declared is not None:
+        if choice != declared.model_dump():
+            raise UserError(f"{file}: choice: stated {choice}, derived from {name}.settings {declared.model_dump()}")
+        return
+    grid = getattr(config.tune, name)
+    keys = ("clip", "steps", "learning_rate") + (("batch",) if name == "finetune" else ())
+    candidates = {key: getattr(grid, key) for key in keys}
+    if name == "mixture" and config.mixture.learner == "responsibilities":
+        candidates["clip"] = (1.0,)
+    kept = name == "finetune" and choice is None  # "do not fine-tune" is a candidate too
+    searched = isinstance(choice, dict) and set(choice) == set(keys)
+    if not kept and not (searched and all(choice[key] in candidates[key] for key in keys)):
+        raise UserError(f"{file}: choice: stated {choice}, which is no candidate of tune.{name} in the config")
+
+
+def check(files: dict[str, bytes], config: Config, measured: GridGaussian | None) -> Iterator[str]:
     """Yield one line for each kind of file that is sound.
+
+    Args:
+        files: of the bundle.
+        config: in the statement.
+        measured: the mechanism of the charged evaluation, if there was one.
 
     Raises:
         UserError: names the file and what is wrong with it.
     """
-    cells = chain_cells(config)
     wanted = {"statement.json", "statement.md", "statement.schema.json", "SHA256SUMS", "settings_finetune.json"}
-    wanted |= {"model.safetensors"}
-    wanted |= {"weights.json", "trajectory.parquet", "settings_mixture.json"} if has_private_mixture(config) else set()
-    wanted |= {"metrics.json"} if "evaluation" in cells else set()
+    looks: dict[str, Callable[[dict[str, bytes], Config], str]] = {"model.safetensors": _model}
+    if has_private_mixture(config):
+        looks["weights.json"] = _weights
+        wanted |= {"trajectory.parquet", "settings_mixture.json"}
+    if measured is not None:
+        looks["released.json"] = partial(_released, measured)
+        looks["metrics.json"] = partial(_metrics, measured)
+    wanted |= set(looks)
     for name in sorted(wanted ^ set(files)):
         raise UserError(f"{name}: " + ("missing from the bundle" if name in wanted else "must not be in this bundle"))
     yield "the files are those that such a chain releases"
-    looks: dict[str, Callable[[dict[str, bytes], Config], str]] = {
-        "weights.json": _weights,
-        "model.safetensors": _model,
-        "metrics.json": _metrics,
-    }
     for name, look in looks.items():
-        if name in wanted:
-            try:
-                line = look(files, config)
-            except (AttributeError, KeyError, TypeError, ValueError) as error:
-                raise UserError(f"{name}: not of the form that a release has ({type(error).__name__})") from None
-            yield line
+        try:
+            line = look(files, config)
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            raise UserError(f"{name}: not of the form that a release has ({type(error).__name__})") from None
+        yield line
 
 
 def _json(files: dict[str, bytes], name: str) -> Any:
@@ -128,12 +163,26 @@ def _model(files: dict[str, bytes], config: Config) -> str:
     return f"the model's {sum(tensor.size for tensor in tensors.values())} parameters are readable and finite"
 
 
-def _metrics(files: dict[str, bytes], config: Config) -> str:
-    metrics, limits = _json(files, "metrics.json"), {"loss": config.evaluation.loss_bound, "accuracy": 1.0, "auc": 1.0}
-    if set(metrics) != set(limits):
-        raise UserError(f"metrics.json: has {sorted(metrics)}, must have {sorted(limits)}")
-    for name, limit in limits.items():
-        value, error = metrics[name]["value"], metrics[name]["noise_standard_error"]
-        if not (0 <= value <= limit and 0 <= error < np.inf):
-            raise UserError(f"metrics.json: {name}: stated {value} ± {error}, must lie in [0, {limit:g}]")
-    return "the charged metrics lie in their ranges, each with the standard error of its noise"
+def _released(measured: GridGaussian, files: dict[str, bytes], config: Config) -> str:
+    """The noisy sum behind the metrics: its noise is that of the ledger's entry."""
+    found, length = _json(files, "released.json"), 2 + 2 * config.evaluation.bins
+    sums = np.array(found["noisy_sum"], dtype=np.float64)
+    if set(found) != {"noisy_sum", "noise_std"} or sums.shape != (length,) or not np.isfinite(sums).all():
+        raise UserError(f"released.json: must have `noise_std`, and `noisy_sum` of {length} finite numbers")
+    if not math.isclose(found["noise_std"], measured.noise_std, rel_tol=CLOSE):
+        raise UserError(f"released.json: noise_std: stated {found['noise_std']!r}, derived {measured.noise_std!r}")
+    return f"the noise of the evaluation's {length} sums is that of its mechanism"
+
+
+def _metrics(measured: GridGaussian, files: dict[str, bytes], config: Config) -> str:
+    stated, sums = _json(files, "metrics.json"), np.array(_json(files, "released.json")["noisy_sum"], np.float64)
+    derived = evaluation.metrics(sums, measured.noise_std, config.evaluation.loss_bound)
+    if {name: set(each) for name, each in stated.items()} != {name: set(each) for name, each in derived.items()}:
+        raise UserError(f"metrics.json: must have {', '.join(derived)}, each with its noise_standard_error")
+    for name, each in derived.items():
+        for key, value in each.items():
+            if not math.isclose(stated[name][key], value, rel_tol=CLOSE, abs_tol=CLOSE):
+                raise UserError(
+                    f"metrics.json: {name}.{key}: stated {stated[name][key]!r}, derived from released.json {value!r}"
+                )
+    return "the charged metrics and their standard errors follow from the noisy sums"

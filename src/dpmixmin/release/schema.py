@@ -167,13 +167,15 @@ Entry = Annotated[GridEntry | ModelEntry | MaxEntry | RepeatEntry, Field(discrim
 
 
 class Guarantee(Model):
-    """The guarantee of the chain in this bundle."""
+    """The guarantee of the chain in this bundle; what needs a mechanism is null where nothing private was touched."""
 
     epsilon: NotNegative = Field(description="Epsilon for add/remove neighbours; an upper bound.")
     delta: NotNegative = Field(description="Delta of the guarantee.")
-    unit: str = Field(description="What is protected: a record, or all records of one such person.")
-    adjacency: Literal["add_remove"] = Field(description="Neighbours of the guarantee: one unit more or less.")
-    calibrated_to: Adjacency = Field(description="Neighbours that the first mechanism's noise was calibrated to.")
+    unit: str | None = Field(description="What is protected: a record, or all records of one such person.")
+    adjacency: Literal["add_remove"] | None = Field(description="Neighbours of the guarantee: one unit more or less.")
+    calibrated_to: Adjacency | None = Field(
+        description="Neighbours that the first mechanism's noise was calibrated to."
+    )
     composition: str = Field(description="How the releases were composed.")
     no_dp_for_parts: list[Part] = Field(
         max_length=0, description="Parts whose units have no DP guarantee; empty: such chains are not bundled."
@@ -193,6 +195,10 @@ class OtherAdjacencies(Model):
 
     replace_one: OtherAdjacency = Field(description="One unit's records are replaced, under the same id.")
     zero_out: OtherAdjacency = Field(description="One unit's contribution is replaced by zero.")
+
+
+class NoOtherAdjacencies(Model):
+    """Nothing private was touched, so there is nothing to state."""
 
 
 class Curve(Model):
@@ -223,13 +229,15 @@ class Privacy(Model):
         max_length=0, description="PAC guarantees of the chain; empty: chains with a PAC step are not bundled."
     )
     stated_as: str = Field(description="What the guarantee covers.")
-    other_adjacencies: OtherAdjacencies = Field(description="The same for other neighbours.")
+    other_adjacencies: OtherAdjacencies | NoOtherAdjacencies = Field(description="The same for other neighbours.")
     tuning: Literal[TUNING] = Field(description="How the settings were chosen; the worst of all steps.")
-    entries: list[Entry] = Field(min_length=1, description="The charged releases in this bundle.")
+    entries: list[Entry] = Field(
+        description="The charged releases in this bundle; none where nothing private was touched."
+    )
     aborted_attempts: int = Field(ge=0, description="Attempts at these releases that died before they wrote anything.")
     aborted: list[Entry] = Field(description="Those attempts.")
     aborted_attempts_charged: bool = Field(description="Whether they count in the guarantee.")
-    curve: Curve = Field(description="The privacy curve.")
+    curve: Curve | None = Field(description="The privacy curve; null where nothing private was touched.")
     not_covered: list[str] = Field(description="What the guarantee does not cover.")
     dataset_total: DatasetTotal = Field(description="Everything ever charged to this dataset.")
     other_entries: list[Entry] = Field(description="Charged releases from the same dataset that are not in here.")

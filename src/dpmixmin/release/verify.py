@@ -3,17 +3,20 @@
 No checkout, config, ledger or private data is needed. What is derived, and from what:
 
 * files: their hashes and lengths; ``statement.md`` from ``statement.json``;
-* dataset, cap, task, method, the chain's cells: from the config in the statement, which must be a valid one;
+* dataset, cap, task, method, the chain's cells, public tables and the names of public artefacts: from the config in
+  the statement, which must be a valid one; so are settings that it declares, and which others it could have chosen;
 * mechanisms of the chain: from that config and the settings files, the noise calibrated anew; their accounting events
   from the mechanisms; the same for other and aborted entries, as far as their own parameters tell;
-* epsilon, delta, curve, groups, other adjacencies, the dataset's total, what the cap has left: from the events.
+* epsilon, delta, curve, groups, other adjacencies, the dataset's total, what the cap has left: from the events;
+* weights from their iterates; metrics with their standard errors from the noisy sum, whose noise is its mechanism's.
 
 What nobody can derive, and how it is guarded. ``sha256`` (of the rest of statement.json) shows any single change:
 
-* the date and the versions; ids, digests and licences of public data (text);
+* the date and the versions; ids, and digests of public artefacts;
 * config values that no mechanism depends on (network sizes, public training, tuning candidates, threads);
-* of ``other_entries`` and ``aborted``, whose configs are not in the bundle: cell, clip, grid_bits, nominal_units and
-  the sampler's total variation;
+* iterates, model and noisy sum: they are random;
+* of ``other_entries`` and ``aborted``, whose configs are not in the bundle: task, method, clip, grid_bits,
+  nominal_units, which of the parts that fit their stage, and the sampler's total variation;
 * that the owner listed every release and abortion, and ran the code that the statement names: whoever rewrites a whole
   statement consistently can claim anything. A third party trusts the owner for that, and for the records behind it.
 """
@@ -30,14 +33,23 @@ from typing import Any
 
 from dpmixmin import __version__, artifacts
 from dpmixmin.config import Config, validate
-from dpmixmin.data.split import split_id
+from dpmixmin.data.split import partition_name
 from dpmixmin.errors import UserError
 from dpmixmin.privacy import statement as statements
 from dpmixmin.privacy.accounting import LEAST_NOISE
 from dpmixmin.privacy.events import to_json
 from dpmixmin.privacy.mechanisms import MechanismSpec, Spec
 from dpmixmin.release import page, payload, schema
-from dpmixmin.release.derive import chain_cells, expected, has_private_mixture, public_config, spec_of, spent_at
+from dpmixmin.release.derive import (
+    chain_cells,
+    expected,
+    has_private_mixture,
+    public_artefacts,
+    public_config,
+    public_tables,
+    spec_of,
+    spent_at,
+)
 
 SUMS = "SHA256SUMS"
 PAGE = "statement.md"
@@ -50,11 +62,18 @@ CLOSE = 1e-9
 CALIBRATED = 2.5e-3
 """The same for noise that a search found: it may end elsewhere in its window (see ``accounting.calibrate``)."""
 
+_PARTS_OF_STAGE = {
+    "mixture": (["mixing"], ["finetune", "mixing"]),
+    "finetuned": (["finetune"], ["finetune", "mixing"]),
+    "evaluation": (["test"],),
+}
+"""What an entry of each stage may have read (see cells.py)."""
+
 _CALIBRATED_KEYS = frozenset({"noise_multiplier"})
 
 
 def checks(folder: str | Path) -> Iterator[str]:
-    """Check a bundle; yield one line, ``ok: …`` or ``warning: …``, for each thing that holds.
+    """Check a bundle; yield one line, ``ok: …``, for each thing that holds.
 
     Args:
         folder: the bundle.
@@ -69,16 +88,16 @@ def checks(folder: str | Path) -> Iterator[str]:
     yield _check_form(files, statement)
     yield _check_files(files, statement)
     config = _check_config(statement)
-    yield "ok: dataset, cap, task and method are those of the config in the statement"
+    yield "ok: dataset, cap, task, method and public data are those of the config; delta is below 1 over its units"
     yield _check_stamps(statement)
+    yield _check_entries(statement, config)
     settings = payload.settings(files, config)
     yield _check_tuning(statement, settings)
     yield _check_mechanisms(statement)
     yield _check_chain(statement, config, {name: each["choice"] for name, each in settings.items()})
-    yield _check_guarantee(statement)
+    yield _check_guarantee(statement, config)
     yield _check_cap(statement)
-    yield _check_delta(statement)
-    for line in payload.check(files, config):
+    for line in payload.check(files, config, _measured(statement)):
         yield f"ok: {line}"
 
 
@@ -218,6 +237,11 @@ def _check_config(statement: dict[str, Any]) -> Config:
     _agree(statement["dataset"], dataset, "dataset")
     cap = {"epsilon": config.ledger.cap.epsilon, "delta": config.ledger.cap.delta, "spent": statement["cap"]["spent"]}
     _agree(statement["cap"], cap, "cap")
+    data = {"tables": public_tables(config), "artefacts": public_artefacts(config)}
+    named = {"tables": statement["data"]["tables"], "artefacts": [e["name"] for e in statement["data"]["artefacts"]]}
+    _agree(named, data, "data")
+    strict = config.privacy.charge_aborted
+    _agree(statement["privacy"]["aborted_attempts_charged"], strict, "privacy.aborted_attempts_charged")
     by_position = private.table.kind == "idx" and private.table.rows is not None
     if by_position and not any("by position" in point for point in statement["privacy"]["not_covered"]):
         raise UserError(f"{STATEMENT}: privacy.not_covered: must say that private.table.rows selects by position")
@@ -229,6 +253,26 @@ def _check_stamps(statement: dict[str, Any]) -> str:
     if stamp != statements.PRIVATE_STAMP:
         raise UserError(f'{STATEMENT}: privacy.stamp: stated "{stamp}", must be "{statements.PRIVATE_STAMP}"')
     return "ok: stamped private: the noise came from the operating system"
+
+
+def _check_entries(statement: dict[str, Any], config: Config) -> str:
+    """What each entry says about itself fits the others: ids, unit, randomness, the parts that its stage reads."""
+    privacy, ids = statement["privacy"], set()
+    for key in ("entries", "aborted", "other_entries"):
+        for number, entry in enumerate(privacy[key]):
+            place = f"privacy.{key}.{number}"
+            if entry["entry"] in ids:
+                raise UserError(f"{STATEMENT}: {place}.entry: {entry['entry']} is listed twice")
+            ids.add(entry["entry"])
+            _agree(entry["unit"], config.private.unit, f"{place}.unit")
+            _agree(entry["private_randomness"], True, f"{place}.private_randomness")
+            stage, known = entry["cell"]["stage"], _PARTS_OF_STAGE.get(entry["cell"]["stage"], ())
+            if sorted(entry["parts"]) not in known:
+                fits = " or ".join("+".join(parts) for parts in known) or "no known stage"
+                raise UserError(
+                    f"{STATEMENT}: {place}.parts: stated {'+'.join(entry['parts'])}, a {stage} reads {fits}"
+                )
+    return f"ok: the {len(ids)} entries are different releases about one unit, on the parts that their stages read"
 
 
 def _check_tuning(statement: dict[str, Any], settings: dict[str, dict]) -> str:
@@ -248,13 +292,15 @@ def _check_chain(statement: dict[str, Any], config: Config, choices: dict[str, d
         raise UserError(f"{STATEMENT}: config: no mechanism follows from it and the settings: {words}") from None
     entries = statement["privacy"]["entries"]
     _agree([e["cell"]["stage"] for e in entries], [w.cell.stage for w in wanted], "privacy.entries (stages)")
+    # One partition for all: under two, parts of different names overlap.
+    split = partition_name(entries[0]["split"].partition("/")[0], config.private) if entries else ""
     for number, (entry, want) in enumerate(zip(entries, wanted, strict=True)):
         place = f"privacy.entries.{number}"
         derived = {
             "entry": entry["entry"],
             "cell": want.cell.coordinates(),
             "parts": sorted(want.parts),
-            "split": split_id(entry["split"].partition("/")[0], config.private.parts),
+            "split": split,
             "release": config.privacy.release,
             **want.spec.describe(),
             "events": [to_json(event) for event in want.spec.events()],
@@ -296,6 +342,12 @@ def _check_mechanisms(statement: dict[str, Any]) -> str:
     return f"ok: the accounting events of all {count} entries follow from their mechanisms, within their targets"
 
 
+def _measured(statement: dict[str, Any]) -> Spec | None:
+    """Return the mechanism of the chain's charged evaluation."""
+    entries = statement["privacy"]["entries"]
+    return next((spec_of(entry) for entry in entries if entry["cell"]["stage"] == "evaluation"), None)
+
+
 def _slack(spec: Spec) -> float:
     """Return how far, relatively, a calibrated mechanism may stay below its target."""
     if not isinstance(spec, MechanismSpec):
@@ -305,9 +357,18 @@ def _slack(spec: Spec) -> float:
     return 1.0 if spec.noise_multiplier <= LEAST_NOISE * (1 + CLOSE) else CALIBRATED
 
 
-def _check_guarantee(statement: dict[str, Any]) -> str:
+def _check_guarantee(statement: dict[str, Any], config: Config) -> str:
     privacy = statement["privacy"]
-    _agree(privacy, statements.rebuild(privacy), "privacy")
+    derived = statements.build(
+        privacy["entries"],
+        delta=config.privacy.delta,
+        tuning=privacy["tuning"],
+        aborted=privacy["aborted"],
+        charge_aborted=privacy["aborted_attempts_charged"],
+        others=privacy["other_entries"],
+        caveats=[point for point in privacy["not_covered"] if point not in statements.ALWAYS_OPEN],
+    )
+    _agree(privacy, derived, "privacy")
     chain, total = privacy["guarantee"], privacy["dataset_total"]
     return (
         f"ok: every number of the guarantee follows from the entries: epsilon {chain['epsilon']:.6g} at delta "
@@ -322,10 +383,3 @@ def _check_cap(statement: dict[str, Any]) -> str:
     if spent > cap["epsilon"]:
         raise UserError(f"{STATEMENT}: cap.epsilon: stated {cap['epsilon']:g}, but {spent:.6g} was spent")
     return f"ok: the dataset has spent epsilon {spent:.6g} of its cap of {cap['epsilon']:g} at delta {cap['delta']:g}"
-
-
-def _check_delta(statement: dict[str, Any]) -> str:
-    delta, units = statement["privacy"]["guarantee"]["delta"], statement["dataset"]["nominal_units"]
-    if delta >= 1 / units:
-        return f"warning: delta {delta:g} is not below 1/{units} units: a mechanism that publishes one record fits it"
-    return f"ok: delta {delta:.6g} is below 1/{units} units"

@@ -45,11 +45,12 @@ def run(config: Config, args) -> None:
     cells = cells_for(config, task)
     parents = [artifacts.parent(cell.folder(paths)) for cell in cells]
     rows: list[dict] = []
-    with Ledger.of(config).open(("test",), Study(f"test metrics of {task}")) as access:
+    ledger = Ledger.of(config)
+    with ledger.open(("test",), Study(f"test metrics of {task}")) as access:
         parents += [access.parent(paths.records())]
         tests = {}
         for seed in config.seeds:
-            records = split.open_part(access, paths, seed)
+            records = split.open_part(access, paths, split.partition(ledger.keys, config.private, seed), seed)
             tests[seed] = (records, records.label(config.tasks[task]))
             parents.append(access.parent(paths.split(seed)))
     for cell in cells:
@@ -64,7 +65,7 @@ def run(config: Config, args) -> None:
                 rows.append(_row(config, cell, task, cell.seed, "epsilon_spent", guarantee["epsilon"]))
     manifest = artifacts.manifest(
         "evaluate",
-        config=config.subtree("evaluate", task),
+        config=config.shown("evaluate", task),
         code=provenance.code_digest("evaluate"),
         parents=parents,
         cell={"task": task},

@@ -50,11 +50,10 @@ def _measure(config: Config, ledger: Ledger, paths: Paths, cell: Cell) -> None:
         private_randomness=noise.private,
         total_variation=spec.total_variation(2 + 2 * options.bins),
     )
-    with ledger.open(
-        ("test",), purpose, split.split_id(ledger.split_key(cell.seed)[0], config.private.parts)
-    ) as release:
+    wanted = split.partition(ledger.keys, config.private, cell.seed)
+    with ledger.open(("test",), purpose, wanted.name) as release:
         if not release.committed:
-            records = split.open_part(release, paths, cell.seed)
+            records = split.open_part(release, paths, wanted, cell.seed)
             model = networks.build(config.inputs, records.features.shape[1], config.pretrain, 1, 0)
             networks.load_state(model, model_folder)
             # One record at a time: in a batch, a record's last bits could depend on how many others there are.
@@ -69,7 +68,7 @@ def _measure(config: Config, ledger: Ledger, paths: Paths, cell: Cell) -> None:
             }
             manifest = artifacts.manifest(
                 "evaluate_private",
-                config=config.subtree("evaluate_private", cell.task),
+                config=config.shown("evaluate_private", cell.task),
                 code=provenance.code_digest("evaluate_private"),
                 parents=[*parents, release.parent(paths.records()), release.parent(paths.split(cell.seed))],
                 cell=cell.coordinates(),

@@ -85,9 +85,10 @@ def _fine_tune(
         code=provenance.code_digest("finetune"),
         private_randomness=noise.private,
     )
-    with ledger.open(parts, purpose, split.split_id(ledger.split_key(cell.seed)[0], config.private.parts)) as release:
+    wanted = split.partition(ledger.keys, config.private, cell.seed)
+    with ledger.open(parts, purpose, wanted.name) as release:
         if not release.committed:
-            records = split.open_part(release, paths, cell.seed)
+            records = split.open_part(release, paths, wanted, cell.seed)
             units, index = records.units()
             labels = records.label(config.tasks[cell.task])
             model = networks.build(config.inputs, records.features.shape[1], config.pretrain, 1, 0)
@@ -126,7 +127,7 @@ def _statement(config: Config, ledger: Ledger, paths: Paths, pretrained: Cell, o
 def _manifest(config: Config, cell: Cell, parents: list[dict]) -> dict:
     return artifacts.manifest(
         "finetune",
-        config=config.subtree("finetune", cell.task),
+        config=config.shown("finetune", cell.task),
         code=provenance.code_digest("finetune"),
         parents=parents,
         cell=cell.coordinates(),

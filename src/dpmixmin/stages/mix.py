@@ -53,7 +53,8 @@ def _nonprivate(config: Config, ledger: Ledger, paths: Paths, cell: Cell) -> Non
     """MixMin without privacy, on all of train: an upper bound that only a study may see."""
     folder = paths.predictions(cell.seed)
     with ledger.open(("mixing", "finetune"), Study(f"exact mixture weights of {cell.task}")) as access:
-        p, _ = _probabilities(config, access, folder, cell.task)
+        wanted = split.partition(ledger.keys, config.private, cell.seed)
+        p, _ = _probabilities(config, access, folder, cell.task, wanted)
         learned = learn_nonprivate(p)
         statement = {"guarantee": None, "stamp": "NOT PRIVATE: the exact optimum on sensitive records"}
         files = {**_files(config, cell, learned), "privacy.json": artifacts.json_bytes(statement)}
@@ -77,10 +78,10 @@ def _private(config: Config, ledger: Ledger, paths: Paths, cell: Cell) -> None:
         private_randomness=noise.private,
         total_variation=spec.total_variation(len(config.axes)),
     )
-    parts = mixing_parts(config)
-    with ledger.open(parts, purpose, split.split_id(ledger.split_key(cell.seed)[0], config.private.parts)) as release:
+    parts, wanted = mixing_parts(config), split.partition(ledger.keys, config.private, cell.seed)
+    with ledger.open(parts, purpose, wanted.name) as release:
         if not release.committed:
-            p, units = _probabilities(config, release, folder, cell.task)
+            p, units = _probabilities(config, release, folder, cell.task, wanted)
             learned = learn(config.mixture.learner, p, spec, settings.learning_rate, noise, units)
             manifest = _manifest(config, cell, [*parents, release.parent(folder)])
             release.commit(_files(config, cell, learned), manifest)
@@ -89,10 +90,10 @@ def _private(config: Config, ledger: Ledger, paths: Paths, cell: Cell) -> None:
 
 
 def _probabilities(
-    config: Config, access: Access, folder: str, task: str
+    config: Config, access: Access, folder: str, task: str, wanted: split.Partition
 ) -> tuple[np.ndarray, tuple[int, np.ndarray]]:
     """Return the source probabilities of the open parts, and the number of units with each row's unit index."""
-    table = access.table(folder, "predictions")
+    table = access.table(folder, "predictions", ids=wanted.ids, partition=wanted.name)
     predictions = np.stack([table[f"source_{name}"].to_numpy() for name in config.axes], axis=1)
     labels = binary_label(labels_from_arrow(table["labels"]), config.tasks[task])
     names, index = np.unique(strings(table["unit"]), return_inverse=True)
@@ -113,7 +114,7 @@ def _files(config: Config, cell: Cell, learned: Learned) -> dict[str, bytes]:
 def _manifest(config: Config, cell: Cell, parents: list[dict]) -> dict:
     return artifacts.manifest(
         "mix",
-        config=config.subtree("mix", cell.task),
+        config=config.shown("mix", cell.task),
         code=provenance.code_digest("mix"),
         parents=parents,
         cell=cell.coordinates(),

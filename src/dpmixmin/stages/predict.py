@@ -13,6 +13,7 @@ import torch
 
 from dpmixmin import artifacts, provenance
 from dpmixmin.config import Config
+from dpmixmin.data import split
 from dpmixmin.data.records import Records, strings
 from dpmixmin.paths import Paths
 from dpmixmin.privacy.ledger import Derive, Ledger
@@ -29,14 +30,17 @@ def run(config: Config, args) -> None:
     torch.set_num_threads(config.threads)
     paths = Paths(config.experiment)
     proxy_parent = artifacts.parent(paths.proxy())
-    with Ledger.of(config).open(("mixing", "finetune"), Derive()) as access:
-        table = access.table(paths.records(), "records")
+    ledger = Ledger.of(config)
+    with ledger.open(("mixing", "finetune"), Derive()) as access:
+        ids = split.partition(ledger.keys, config.private, 0).ids
+        table = access.table(paths.records(), "records", ids=ids)
         records = Records.from_arrow(table)
         model = load_proxy(paths.proxy(), records.features.shape[1], config)
         for seed in args.seeds or config.seeds:
-            split = access.table(paths.split(seed), "split")
-            keep = np.isin(records.unit, strings(split["unit"]))
-            part_of = dict(zip(split["unit"].to_pylist(), split["part"].to_pylist(), strict=True))
+            wanted = split.partition(ledger.keys, config.private, seed)
+            members = access.table(paths.split(seed), "split", ids=ids, partition=wanted.name)
+            keep = np.isin(records.unit, strings(members["unit"]))
+            part_of = dict(zip(members["unit"].to_pylist(), members["part"].to_pylist(), strict=True))
             rows = table.filter(pa.array(keep))
             # One record at a time: in a batch, a record's last bits could depend on how many others there are.
             predictions = source_predictions(model, records.features[keep], batch=1)
@@ -52,11 +56,12 @@ def run(config: Config, args) -> None:
             )
             manifest = artifacts.manifest(
                 "predict",
-                config=config.subtree("predict"),
+                config=config.shown("predict"),
                 code=provenance.code_digest("predict"),
                 parents=[proxy_parent, access.parent(paths.records()), access.parent(paths.split(seed))],
                 seed=seed,
                 private=True,
+                partition={"ids": ids, "partition": wanted.name},
             )
             files = {"predictions.parquet": artifacts.parquet_bytes(out)}
             artifacts.publish(paths.predictions(seed), files, manifest)

@@ -60,7 +60,7 @@ def run(config: Config, args) -> None:
         }
         manifest = artifacts.manifest(
             "pretrain",
-            config=config.subtree("pretrain"),
+            config=config.shown("pretrain"),
             code=provenance.code_digest("pretrain"),
             parents=parents,
             cell=cell.coordinates(),

@@ -33,7 +33,7 @@ def run(config: Config, args) -> None:
     say(f"proxy of {len(config.axes)} sources: public loss {losses[0]:.3f} -> {losses[-1]:.3f}")
     manifest = artifacts.manifest(
         "proxy",
-        config=config.subtree("proxy"),
+        config=config.shown("proxy"),
         code=provenance.code_digest("proxy"),
         parents=parents,
         seed=config.proxy.seed,

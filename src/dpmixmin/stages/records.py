@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dpmixmin import artifacts, provenance
 from dpmixmin.config import Config
-from dpmixmin.data import loaders
+from dpmixmin.data import loaders, split
 from dpmixmin.paths import Paths
 from dpmixmin.privacy.ledger import PARTS, Derive, Ledger
 
@@ -24,15 +24,16 @@ def run(config: Config, args) -> None:
     sources = artifacts.read_table(f"{paths.source('sources')}/records.parquet")
     width = sources.schema.field("features").type.list_size
     with ledger.open(PARTS, Derive()) as access:
-        records = loaders.load_private(config.private, config.inputs, ledger.record_key(), width, access)
+        records = loaders.load_private(config.private, config.inputs, ledger.keys.of_ids()[1], width, access)
         for rule in config.tasks.values():
             records.label(rule)
         manifest = artifacts.manifest(
             "records",
-            config=config.subtree("records"),
+            config=config.shown("records"),
             code=provenance.code_digest("records"),
             parents=[],
             private=True,
+            partition={"ids": split.partition(ledger.keys, config.private, 0).ids},
         )
         files = {
             "records.parquet": artifacts.parquet_bytes(records.to_arrow()),

@@ -25,17 +25,18 @@ def run(config: Config, args) -> None:
     """Write one partition per seed."""
     paths, ledger = Paths(config.experiment), Ledger.of(config)
     with ledger.open(PARTS, Derive()) as access:
-        table = access.table(paths.records(), "records")
-        units = strings(table["unit"])
         for seed in args.seeds or config.seeds:
-            parts = split.assign(units, ledger.split_key(seed)[1], config.private.parts)
+            wanted = split.partition(ledger.keys, config.private, seed)
+            table = access.table(paths.records(), "records", ids=wanted.ids)
+            parts = split.assign(strings(table["unit"]), wanted.key, config.private.parts)
             out = pa.table({"record": table["record"], "unit": table["unit"], "part": pa.array(parts, pa.string())})
             manifest = artifacts.manifest(
                 "split",
-                config=config.subtree("split"),
+                config=config.shown("split"),
                 code=provenance.code_digest("split"),
                 parents=[access.parent(paths.records())],
                 seed=seed,
                 private=True,
+                partition={"ids": wanted.ids, "partition": wanted.name},
             )
             artifacts.publish(paths.split(seed), {"split.parquet": artifacts.parquet_bytes(out)}, manifest)

@@ -67,7 +67,7 @@ def run(config: Config, args) -> None:
     curve = pa.Table.from_pylist(rows, schema=pa.schema(COLUMNS))
     manifest = artifacts.manifest(
         "tune_finetune",
-        config=config.subtree("tune_finetune"),
+        config=config.shown("tune_finetune"),
         code=provenance.code_digest("tune_finetune"),
         parents=parents,
         cell={"method": args.method},

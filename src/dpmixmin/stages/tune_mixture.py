@@ -54,7 +54,7 @@ def run(config: Config, args) -> None:
     curve = pa.Table.from_pylist(rows, schema=pa.schema(COLUMNS))
     manifest = artifacts.manifest(
         "tune_mixture",
-        config=config.subtree("tune_mixture"),
+        config=config.shown("tune_mixture"),
         code=provenance.code_digest("tune_mixture"),
         parents=parents,
         seed=config.tune.seed,
