@@ -26,6 +26,8 @@ from dpmixmin.release.derive import chain_cells
 from dpmixmin.sections import FinetuneSettings, MixtureSettings
 from dpmixmin.specs import evaluation_spec, finetune_spec, mixture_spec
 
+STANDINS = {"kind": "parquet", "path": "standins.parquet", "features": ["x"], "labels": ["label"],
+            "licence": "CC-BY-4.0"}  # fmt: skip
 ROOT = Path(__file__).resolve().parents[1]
 DAY = "2030-01-31"
 PRIVATE_PARENT = "5ec2e75ec2e75ec2e75ec2e75ec2e7aa"
@@ -68,15 +70,20 @@ def raw_config(home: Path, **changes) -> dict:
 
 
 @contextlib.contextmanager
-def opened(ledger, config, cell, parts, spec, variation=0.0, private=True):
+def opened(ledger, config, cell, parts, spec, variation=0.0, private=True, split=None):
     """Open a mechanism as a stage does; afterwards this process may write again, as a new one could."""
     purpose = Mechanism(spec, cell.coordinates(), {"in": "aa"}, {"config": {}, "code": {}}, "code", private, variation)
     try:
-        split = partition(ledger.keys, config.private, 0).name
+        split = split or partition(ledger.keys, config.private, 0).name
         with ledger.open(parts, purpose, split) as release:
             yield release
     finally:
         artifacts.unrestrict_for_tests()
+
+
+def commit(release, files: dict[str, bytes], made: dict) -> None:
+    if not release.committed:
+        release.commit(files, made)
 
 
 def manifest(cell: dict, parents: list) -> dict:
@@ -102,9 +109,19 @@ def make_public(config) -> dict[str, dict]:
 
 
 def make_chain(
-    config, ledger, *, tuned=("user_declared", "user_declared"), private=True, finetune=FINETUNE, aborted=0
+    config,
+    ledger,
+    *,
+    tuned=("user_declared", "user_declared"),
+    private=True,
+    finetune=FINETUNE,
+    aborted=0,
+    evaluation_split=None,
 ) -> None:
-    """Make every artefact of a deployment as the stages do, with real ledger entries and made-up outputs."""
+    """Make every artefact of a deployment as the stages do, with real ledger entries and made-up outputs.
+
+    What the ledger's store holds already is published from there.
+    """
     paths, cells, method = Paths(config.experiment), chain_cells(config), config.methods[0]
     secret = {"path": f"{paths.base}/private/predictions/seed=0", "artifact": PRIVATE_PARENT}
     public = make_public(config)
@@ -134,7 +151,7 @@ def make_chain(
         files = {"weights.json": artifacts.json_bytes(body), "trajectory.parquet": artifacts.parquet_bytes(table)}
         variation = spec.total_variation(len(config.axes))
         with opened(ledger, config, cell, parts, spec, variation, private) as release:
-            release.commit(files, manifest(cell.coordinates(), [settings, public["proxy"], secret]))
+            commit(release, files, manifest(cell.coordinates(), [settings, public["proxy"], secret]))
             entries, tuning = [release.entry], tuned[0]
             release.publish(cell.folder(paths), statement())
         parents.append(artifacts.parent(cell.folder(paths)))
@@ -156,7 +173,7 @@ def make_chain(
         parts = train_parts(config, method)
         spec = finetune_spec(config, FinetuneSettings(**finetune), cell.epsilon, parts, alongside=mixture_events)
         with opened(ledger, config, cell, parts, spec, private=private) as release:
-            release.commit(model, manifest(cell.coordinates(), [*parents, secret]))
+            commit(release, model, manifest(cell.coordinates(), [*parents, secret]))
             entries = [*entries, release.entry]
             release.publish(cell.folder(paths), statement())
     if "evaluation" in cells:
@@ -165,18 +182,18 @@ def make_chain(
         found = metrics(sums, spec.noise_std, config.evaluation.loss_bound)
         released = {"noisy_sum": sums.tolist(), "noise_std": spec.noise_std}
         variation = spec.total_variation(len(sums))
-        with opened(ledger, config, cell, ("test",), spec, variation, private) as release:
+        with opened(ledger, config, cell, ("test",), spec, variation, private, evaluation_split) as release:
             files = {"metrics.json": artifacts.json_bytes(found), "released.json": artifacts.json_bytes(released)}
-            release.commit(files, manifest(cell.coordinates(), [artifacts.parent(model_folder), secret]))
+            commit(release, files, manifest(cell.coordinates(), [artifacts.parent(model_folder), secret]))
             entries = [*entries, release.entry]
             release.publish(cell.folder(paths), statement())
 
 
-def other_release(ledger, config, task="other") -> None:
+def other_release(ledger, config, task="other", private=True) -> None:
     """Another charged release from the same dataset."""
     cell = dataclasses.replace(chain_cells(config)["mixture"], task=task)
     spec = mixture_spec(config, MixtureSettings(**MIXTURE), 0.8)
-    with opened(ledger, config, cell, ("mixing",), spec, spec.total_variation(2)) as release:
+    with opened(ledger, config, cell, ("mixing",), spec, spec.total_variation(2), private) as release:
         release.commit({"weights.json": b"{}"}, manifest(cell.coordinates(), []))
 
 

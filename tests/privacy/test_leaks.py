@@ -120,16 +120,18 @@ def test_rule_5_an_empty_private_table_of_lists_has_the_public_width(tmp_path):
     records.to_arrow()
 
 
-def test_rule_20_an_unreadable_value_in_any_column_stops_nothing_and_moves_no_other_id(tmp_path):
+@pytest.mark.parametrize("options", [{}, {"id": "born"}, {"unit": "born"}], ids=["not used", "as id", "as unit"])
+def test_rule_20_an_unreadable_value_in_any_column_stops_nothing_and_moves_no_other_id(options, tmp_path):
     dates = pa.array([1, 10**8, 3], pa.int32()).view(pa.date32())
     with pytest.raises((OverflowError, ValueError)):
         dates.to_pylist()
     table = pa.table({"x": [1.0, 2.0, 3.0], "y": [0.0, 1.0, 0.0], "born": dates})
     pq.write_table(table, tmp_path / "t.parquet")
-    whole = load_private(private_of(tmp_path / "t.parquet"), Inputs(bound=10.0), KEY)
+    whole = load_private(private_of(tmp_path / "t.parquet", **options), Inputs(bound=10.0), KEY)
     pq.write_table(table.take([0, 2]), tmp_path / "t.parquet")
-    less = load_private(private_of(tmp_path / "t.parquet"), Inputs(bound=10.0), KEY)
+    less = load_private(private_of(tmp_path / "t.parquet", **options), Inputs(bound=10.0), KEY)
     assert set(less.record) < set(whole.record)
+    assert set(less.unit) < set(whole.unit)
     assert len(whole) == 3
 
 

@@ -17,6 +17,7 @@ from deployment import (
     MIXTURE,
     PRIVATE_PARENT,
     ROOT,
+    STANDINS,
     make_chain,
     make_settings,
     other_release,
@@ -43,8 +44,9 @@ made, home, empty, released = deployment.made, deployment.home, deployment.empty
 def test_a_bundle_is_an_allow_list_with_hashes_that_sha256sum_checks(released):
     names = {path.name for path in released.iterdir()}
     assert names == {
-        "weights.json", "trajectory.parquet", "model.safetensors", "metrics.json", "settings_mixture.json",
-        "settings_finetune.json", "statement.json", "statement.md", "statement.schema.json", "SHA256SUMS",
+        "weights.json", "trajectory.parquet", "model.safetensors", "metrics.json", "released.json",
+        "settings_mixture.json", "settings_finetune.json", "statement.json", "statement.md", "statement.schema.json",
+        "SHA256SUMS",
     }  # fmt: skip
     done = subprocess.run(["sha256sum", "--strict", "-c", "SHA256SUMS"], cwd=released, capture_output=True, check=True)
     assert done.stdout.count(b": OK") == len(names) - 1
@@ -68,7 +70,8 @@ def test_the_statement_states_the_chain_the_dataset_and_the_cap(released, made):
         {"name": "sources", "used_for": "the proxy and pretraining", "licence": "CC0-1.0"}
     ]
     assert [each["name"] for each in stated["data"]["artefacts"]] == [
-        "public/settings/finetune/method=dp_mixmin", "public/settings/mixture", "public/sources/sources",
+        "public/proxies/joint", "public/settings/finetune/method=dp_mixmin", "public/settings/mixture",
+        "public/sources/sources",
     ]  # fmt: skip
     assert stated["dataset"]["id"] == Ledger(made.parent / "vault", "clinic").dataset_id
 
@@ -164,11 +167,15 @@ def test_a_run_that_dies_leaves_the_old_bundle_or_none_never_half(home, monkeypa
     assert len(statement_of(folder)["privacy"]["other_entries"]) == 2
 
 
+SEARCHED = {"public__standins": STANDINS, "finetune__settings": None}
+"""Fine-tuning settings are chosen on stand-ins, which may choose not to fine-tune."""
+
+
 @pytest.mark.parametrize(
     ("changes", "finetune", "names"),
     [
         ({"methods": ["uniform"]}, FINETUNE, ["finetuned", "evaluation"]),
-        ({"private__parts": {"mixing": 0.3, "finetune": 0.7, "test": 0.0}}, None, ["mixture"]),
+        ({"private__parts": {"mixing": 0.3, "finetune": 0.7, "test": 0.0}, **SEARCHED}, None, ["mixture"]),
         ({"privacy__composition": "sequential", "ledger__cap": {"epsilon": 1.0, "delta": 1e-5}}, FINETUNE,
          ["mixture", "finetuned", "evaluation"]),
         ({"mixture__learner": "responsibilities", "privacy__adjacency": "replace_one"}, FINETUNE,
@@ -179,13 +186,71 @@ def test_a_run_that_dies_leaves_the_old_bundle_or_none_never_half(home, monkeypa
 def test_other_chains_release_and_verify(changes, finetune, names, empty):
     config = validate(raw_config(empty, **changes))
     ledger = Ledger.of(config)
-    make_chain(config, ledger, finetune=finetune)
+    how = "user_declared" if config.finetune.settings else "public_standin"
+    make_chain(config, ledger, finetune=finetune, tuned=("user_declared", how))
     folder, _ = bundle.release(config, ledger, DAY)
     assert [entry["cell"]["stage"] for entry in statement_of(folder)["privacy"]["entries"]] == names
     assert (folder / "weights.json").exists() == (config.methods == ("dp_mixmin",))
     lines = list(verify.checks(folder))
     assert all(line.startswith("ok: ") for line in lines)
     assert statement_of(folder)["privacy"]["guarantee"]["epsilon"] <= 1.0
+
+
+@pytest.mark.parametrize("others", [0, 1])
+@pytest.mark.parametrize("method", ["uniform", "none"])
+def test_a_chain_that_touched_nothing_private_has_a_bundle_that_says_so(method, others, empty):
+    parts = {"mixing": 0.3, "finetune": 0.7, "test": 0.0}
+    config = validate(raw_config(empty, methods=[method], private__parts=parts, **SEARCHED))
+    ledger = Ledger.of(config)
+    make_chain(config, ledger, finetune=None, tuned=("user_declared", "public_standin"))
+    if others:
+        other_release(ledger, validate(raw_config(empty, private__parts=parts)))
+    folder, _ = bundle.release(config, ledger, DAY)
+    stated = statement_of(folder)
+    assert stated["privacy"]["headline"] == "no private data was touched"
+    assert stated["privacy"]["entries"] == []
+    assert [stated["privacy"]["guarantee"][key] for key in ("epsilon", "delta")] == [0.0, 0.0]
+    # The other release counts in the total at the config's delta, though no entry of this chain tells of one.
+    assert (0.79 < stated["privacy"]["dataset_total"]["epsilon"] <= 0.8) == bool(others)
+    assert all(line.startswith("ok: ") for line in verify.checks(folder))
+    text = (folder / "statement.md").read_text()
+    assert "In a line: no private data was touched" in " ".join(text.split())
+    assert "| this bundle | 0 | 0 |" in text
+    assert "| everything charged so far | 0 | 0 |" in text or others
+    assert "Protected from" not in text
+    assert [each["name"] for each in stated["data"]["tables"]] == ["sources", "standins"]
+
+
+def test_rule_14_the_page_says_what_the_noise_rests_on_and_promises_no_more(released):
+    text = " ".join((released / "statement.md").read_text().split())
+    assert "on AES-256 under keys that the system drew" in text
+    assert "however long" not in text, "a cipher's key stream is no noise for whoever computes long enough"
+
+
+def test_rule_18_a_new_experiment_on_the_same_ledger_releases_what_the_store_holds(home):
+    config = validate(raw_config(home, experiment="clinic_again"))
+    ledger, first = Ledger.of(config), release(home)[0]
+    before = [entry.id for entry in ledger.entries()]
+    make_chain(config, ledger)
+    manifest = json.loads((home / MODEL.replace("clinic_run", "clinic_again") / "manifest.json").read_text())
+    assert manifest["parents"][0]["path"].startswith("results/clinic_run/"), "as the store keeps it"
+    folder, _ = bundle.release(config, ledger, DAY)
+    assert [entry.id for entry in ledger.entries()] == before
+    assert (folder / "model.safetensors").read_bytes() == (first / "model.safetensors").read_bytes()
+    assert statement_of(folder)["data"] == statement_of(first)["data"]
+    shutil.rmtree(home / "results/clinic_run")
+    make_settings("results/clinic_again/public/settings/mixture", {**MIXTURE, "clip": 5.0}, "user_declared")
+    with pytest.raises(UserError, match="another version of results/clinic_again/public/settings/mixture"):
+        bundle.release(config, ledger, DAY)
+
+
+def test_a_public_table_behind_the_proxy_that_changed_is_noticed(home):
+    """The model names the table itself; the proxy was made from it too, and is named by the weights alone."""
+    proxy = home / "results/clinic_run/public/proxies/joint/manifest.json"
+    stated = json.loads(proxy.read_text())
+    stated["parents"][0]["sha256"] = "0" * 64
+    proxy.write_text(json.dumps(stated))
+    assert "was made from another version of results/clinic_run/public/sources/sources" in refusal(home)
 
 
 # -- refusals of release --------------------------------------------------------------------------------------
@@ -201,7 +266,9 @@ def refusal(home: Path, **changes) -> str:
 
 
 def test_a_study_is_refused(home):
-    text = refusal(home, mode="study", ledger__cap=None)
+    with pytest.raises(UserError) as caught:
+        release_stage.run(validate(raw_config(home, mode="study", ledger__cap=None)), None)
+    text = str(caught.value)
     assert "uncharged metrics" in text
     assert "set mode: deploy" in text
 
@@ -264,6 +331,24 @@ def test_rule_14_noise_from_a_test_seed_is_refused(empty):
     config = validate(raw_config(empty))
     make_chain(config, Ledger.of(config), private=False)
     assert "NOT PRIVATE: the noise came from a test seed" in refusal(empty)
+
+
+def test_rule_14_a_dataset_with_any_release_from_a_test_seed_is_refused(home):
+    """Also where it is in no way behind this chain: the dataset's total would count it as private."""
+    config = validate(raw_config(home))
+    other_release(Ledger.of(config), config, "seeded", private=False)
+    text = refusal(home)
+    assert "NOT PRIVATE: the noise came from a test seed, in stage=mixture task=seeded" in text
+    assert "private.name of their own" in text
+
+
+def test_rule_11_a_chain_across_two_partitions_is_refused(empty):
+    """The second partition's test part holds units of the first one's mixing part, so the maximum is no guarantee."""
+    config = validate(raw_config(empty))
+    make_chain(config, Ledger.of(config), evaluation_split="key=another/of=the-same-units")
+    text = refusal(empty)
+    assert "the units were re-partitioned within this chain: its entries lie under 2 partitions" in text
+    assert "set privacy.release to a new label" in text
 
 
 @pytest.mark.parametrize("tuned", [("private_uncharged", "user_declared"), ("public_standin", "private_uncharged")])

@@ -82,9 +82,9 @@ def _protected(dataset: dict[str, Any], entries: list[dict[str, Any]]) -> list[s
         head,
         f"{what}{limit}: that it is in the dataset at all, and everything it says. Protected from anyone who sees "
         "this bundle, whatever else they know (all other records included), by noise. The noise rests on the "
-        "operating system's generator and, in bulk (a model's noise, the coins of sampling), on AES-256 under keys that the "
-        "system drew: whoever can predict the one or break the other is not covered. Not protected from whoever can "
-        "read the owner's machine: the private folders and the ledger are not in here and stay secret.",
+        "operating system's generator and, in bulk (a model's noise, the coins of sampling), on AES-256 under keys "
+        "that the system drew: whoever can predict the one or break the other is not covered. Not protected from "
+        "whoever can read the owner's machine: the private folders and the ledger are not in here and stay secret.",
     ]
 
 

@@ -242,9 +242,12 @@ def _check_config(statement: dict[str, Any]) -> Config:
     _agree(named, data, "data")
     strict = config.privacy.charge_aborted
     _agree(statement["privacy"]["aborted_attempts_charged"], strict, "privacy.aborted_attempts_charged")
-    by_position = private.table.kind == "idx" and private.table.rows is not None
-    if by_position and not any("by position" in point for point in statement["privacy"]["not_covered"]):
+    points = " ".join(statement["privacy"]["not_covered"])
+    if private.table.kind == "idx" and private.table.rows is not None and "by position" not in points:
         raise UserError(f"{STATEMENT}: privacy.not_covered: must say that private.table.rows selects by position")
+    by_content = private.unit == "record" and getattr(private.table, "record_id", None) is None
+    if by_content and "ids come from content" not in points:
+        raise UserError(f"{STATEMENT}: privacy.not_covered: must say that ids come from content")
     return config
 
 
@@ -270,7 +273,7 @@ def _check_entries(statement: dict[str, Any], config: Config) -> str:
             if sorted(entry["parts"]) not in known:
                 fits = " or ".join("+".join(parts) for parts in known) or "no known stage"
                 raise UserError(
-                    f"{STATEMENT}: {place}.parts: stated {'+'.join(entry['parts'])}, a {stage} reads {fits}"
+                    f"{STATEMENT}: {place}.parts: stated {'+'.join(entry['parts'])}, stage {stage} reads {fits}"
                 )
     return f"ok: the {len(ids)} entries are different releases about one unit, on the parts that their stages read"
 
