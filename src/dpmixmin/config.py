@@ -246,7 +246,7 @@ STAGE_KEYS: dict[str, tuple[str, ...]] = {
     "finetune": (*_MECHANISM, "pretrain", "finetune.mechanism"),
     "evaluate": ("experiment", "inputs", "pretrain"),
     "evaluate_private": (*_MECHANISM, "pretrain", "evaluation"),
-    "release": ("experiment", "mode", "privacy", "tasks", "axes", "methods", "private", "ledger.cap", "evaluation"),
+    "release": (*(name for name in Config.model_fields if name not in ("ledger", "threads")), "ledger.cap"),
     "report": ("experiment", "privacy", "tasks", "axes", "methods", "private.name", "private.unit", "tune.epsilon"),
 }
 """The config keys that each stage's output depends on; they are its rule's params and stand in its manifest."""

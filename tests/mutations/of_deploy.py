@@ -72,8 +72,8 @@ DEPLOY = (
         18,
         "the cap looks at the new release alone",
         LEDGER,
-        "total = total_epsilon([entry.touch() for entry in [*before, new]], self.cap.delta)",
-        "total = total_epsilon([new.touch()], self.cap.delta)",
+        "together, _ = total([entry.touch() for entry in [*before, new]], self.cap.delta)",
+        "together, _ = total([new.touch()], self.cap.delta)",
         (f"{DEPLOYED}::test_rule_18_a_release_over_the_cap_is_refused_before_it_is_reserved_and_says_what_used_it",),
     ),
     Mutant(
@@ -144,9 +144,9 @@ DEPLOY = (
     Mutant(
         22,
         "a cap on DP is met by PAC",
-        COMPOSITION,
-        "        return math.inf  # those units",
-        "        return 0.0  # those units",
+        "dpmixmin/privacy/totals.py",
+        "        return math.inf  # DP says",
+        "        return 0.0  # DP says",
         (f"{PAC}::test_rule_22_mutual_information_adds_up_per_subset_and_never_meets_an_accountant",),
     ),
     Mutant(

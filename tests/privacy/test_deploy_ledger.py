@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from dpmixmin.errors import UserError
-from dpmixmin.privacy.composition import total_epsilon
 from dpmixmin.privacy.ledger import Cap, Derive, Ledger, Mechanism, Study
 from dpmixmin.privacy.mechanisms import GridGaussian
+from dpmixmin.privacy.totals import total
 
 DELTA = 1e-5
 SPEC = GridGaussian.for_target(epsilon=1.0, delta=DELTA, clip=2.0, steps=5, sampling_rate=1.0, nominal_units=100)
@@ -41,7 +41,7 @@ def test_rule_18_a_release_over_the_cap_is_refused_before_it_is_reserved_and_say
     ledger = deployment(tmp_path, epsilon=1.2)
     release(ledger)
     other = dataclasses.replace(PURPOSE, cell={**CELL, "task": "even"})
-    together = total_epsilon([entry.touch() for entry in ledger.entries()] * 2, DELTA)
+    together = total([entry.touch() for entry in ledger.entries()] * 2, DELTA)[0]
     with pytest.raises(UserError) as caught:
         release(ledger, other)
     text = str(caught.value)

@@ -10,12 +10,12 @@ import deployment
 import numpy as np
 import pytest
 from deployment import DAY, ROOT, STANDINS, make_chain, raw_config, statement_of
+from restate import rebuilt
 from safetensors.numpy import save
 
 from dpmixmin import artifacts
 from dpmixmin.config import validate
 from dpmixmin.errors import UserError
-from dpmixmin.privacy import statement as statements
 from dpmixmin.privacy.ledger import Ledger
 from dpmixmin.release import bundle, page, payload, verify
 from dpmixmin.release.derive import spent_at
@@ -155,7 +155,7 @@ def test_verify_names_the_place_the_stated_and_the_derived_value(copy):
 
 def consistent(stated: dict) -> None:
     """Derive everything again that follows from the entries, as an expert would."""
-    stated["privacy"] = statements.rebuild(stated["privacy"])
+    stated["privacy"] = rebuilt(stated["privacy"])
     stated["cap"]["spent"] = spent_at(stated["privacy"], stated["cap"]["delta"])
 
 

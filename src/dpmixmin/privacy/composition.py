@@ -16,7 +16,7 @@ from functools import lru_cache
 from itertools import product
 
 from dpmixmin.privacy.accounting import Composition, curve
-from dpmixmin.privacy.events import ADD_REMOVE, ADJACENCIES, PacEvent
+from dpmixmin.privacy.events import ADD_REMOVE, ADJACENCIES
 from dpmixmin.privacy.renyi import group_bound
 
 GROUPS = (2, 5, 10)
@@ -49,13 +49,6 @@ def worst_compositions(touches: Sequence[Touch], adjacency: str = ADD_REMOVE) ->
 @lru_cache(maxsize=64)
 def _composition(events: tuple, adjacency: str) -> Composition:
     return Composition(events, adjacency=adjacency)
-
-
-def total_epsilon(touches: Sequence[Touch], delta: float) -> float:
-    """Return the add/remove epsilon at ``delta`` of a set of touches: what a cap is compared with."""
-    if any(isinstance(event, PacEvent) for touch in touches for event in touch.events):
-        return math.inf  # those units have no DP (rule 22)
-    return max(each.epsilon(delta) for each in worst_compositions(touches)) if touches else 0.0
 
 
 def guarantee(touches: Sequence[Touch], delta: float, without: frozenset[str] = frozenset()) -> dict:

@@ -43,11 +43,12 @@ from dpmixmin.errors import UserError
 from dpmixmin.paths import PRIVATE, STUDY, checkout
 from dpmixmin.privacy import statement
 from dpmixmin.privacy.access import Access, Progress, Release
-from dpmixmin.privacy.composition import Touch, total_epsilon
+from dpmixmin.privacy.composition import Touch
 from dpmixmin.privacy.events import to_json
 from dpmixmin.privacy.keys import Keys, bind
 from dpmixmin.privacy.log import EventLog, link_new
 from dpmixmin.privacy.mechanisms import Spec
+from dpmixmin.privacy.totals import total
 from dpmixmin.sections import Private
 
 PARTS = ("mixing", "finetune", "validation", "test")
@@ -343,11 +344,11 @@ class Ledger:
         if self.cap is None:
             return
         before = self.charged(_entries(events))
-        total = total_epsilon([entry.touch() for entry in [*before, new]], self.cap.delta)
-        if total > self.cap.epsilon:
+        together, _ = total([entry.touch() for entry in [*before, new]], self.cap.delta)
+        if together > self.cap.epsilon:
             spent = "; ".join(entry.name() for entry in before) or "nothing yet"
             raise UserError(
-                f"ledger.cap: {new.name()} would bring this dataset to epsilon {total:.4g} at delta "
+                f"ledger.cap: {new.name()} would bring this dataset to epsilon {together:.4g} at delta "
                 f"{self.cap.delta:g}, above the cap of {self.cap.epsilon:g}; spent so far: {spent}"
             )
 

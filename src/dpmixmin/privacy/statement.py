@@ -135,21 +135,6 @@ def build(
     return statement
 
 
-def rebuild(statement: dict[str, Any]) -> dict[str, Any]:
-    """Derive a statement again from nothing but the entries, the delta and the declarations in it."""
-    caveats = [point for point in statement["not_covered"] if point not in (*STUDY_OPEN, *ALWAYS_OPEN)]
-    deltas = [entry["delta"] for entry in statement["entries"]]
-    return build(
-        statement["entries"],
-        delta=max(deltas, default=0.0),
-        tuning=statement["tuning"],
-        aborted=statement["aborted"],
-        charge_aborted=statement["aborted_attempts_charged"],
-        others=statement.get("other_entries"),
-        caveats=caveats,
-    )
-
-
 def _is_pac(entry: dict[str, Any]) -> bool:
     return any(event["kind"] == "pac" for event in entry["events"])
 

@@ -12,13 +12,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
 from itertools import product
-from typing import TYPE_CHECKING
 
 from dpmixmin.privacy.accounting import Composition
+from dpmixmin.privacy.composition import Touch
 from dpmixmin.privacy.events import GaussianEvent, PacEvent
-
-if TYPE_CHECKING:  # composition.py may import this module
-    from dpmixmin.privacy.composition import Touch
 
 MOST = 64
 """Combinations of parts over split keys that are composed one by one; above it an upper bound stands for them."""

@@ -12,11 +12,11 @@ from typing import Any
 from dpmixmin.cells import Cell, cells_of, mixing_parts, train_parts
 from dpmixmin.config import Config
 from dpmixmin.paths import PUBLIC, RELEASED, Paths
-from dpmixmin.privacy.composition import total_epsilon
 from dpmixmin.privacy.events import from_json
 from dpmixmin.privacy.mechanisms import GridGaussian, ModelGaussian, ResponsibilityGaussian, Spec
 from dpmixmin.privacy.selection import NoisyMax, RepeatAndSelect
 from dpmixmin.privacy.statement import touch
+from dpmixmin.privacy.totals import total
 from dpmixmin.sections import FinetuneSettings, MixtureSettings
 from dpmixmin.specs import evaluation_spec, finetune_spec, mixture_spec
 
@@ -169,4 +169,4 @@ def spent_at(privacy: dict[str, Any], delta: float) -> float:
     """Return the epsilon at ``delta`` of everything charged to the dataset, from a deployment's statement."""
     charged = [*privacy["entries"], *privacy["other_entries"]]
     charged += privacy["aborted"] if privacy["aborted_attempts_charged"] else []
-    return total_epsilon([touch(entry) for entry in charged], delta)
+    return total([touch(entry) for entry in charged], delta)[0]
