@@ -9,10 +9,14 @@ TARGETS["bundle"] = BUNDLE if CONFIG.mode == "deploy" else []
 
 
 rule budget:
+    log:
+        PATHS.log("budget"),
+    conda:
+        "../../envs/cpu.yaml"
     message:
         "What was spent on this dataset, and what is left."
     shell:
-        "python -m dpmixmin budget"
+        "python -m dpmixmin budget 2>&1 | tee {log}"
 
 
 if CONFIG.mode == "deploy":
@@ -49,7 +53,11 @@ if CONFIG.mode == "deploy":
 else:
 
     rule release:
+        log:
+            PATHS.log("release"),
+        conda:
+            "../../envs/cpu.yaml"
         message:
             "A study cannot be released: this says why."
         shell:
-            "python -m dpmixmin release"
+            "python -m dpmixmin release 2>&1 | tee {log}"
