@@ -23,6 +23,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+from abc import ABC, abstractmethod
 from dataclasses import dataclass, fields
 from typing import ClassVar
 
@@ -36,7 +37,7 @@ GRID_BITS = 20
 """The integer grid of the mixture release is C / 2**20."""
 
 
-class Spec:
+class Spec(ABC):
     """What every mechanism's spec has; all are frozen dataclasses with the fields below.
 
     Attributes:
@@ -56,9 +57,9 @@ class Spec:
     adjacency: str
     alongside: tuple
 
+    @abstractmethod
     def events(self) -> tuple:
         """Return what the accountant composes for this release (see events.py)."""
-        raise NotImplementedError
 
     def spent(self) -> float:
         """Return the epsilon spent at this spec's delta and adjacency, ``alongside`` included.
