@@ -47,7 +47,7 @@ deploy: install ## Run the demo's chain as its owner would: a cap, a charged eva
 test: install lint ## Pass the tests
 	$(BIN)/python -m pytest
 
-test-slow: install ## Break every privacy rule on purpose, and pass the slow statistics (about 20 minutes)
+test-slow: install ## Break every privacy rule on purpose, and pass the slow statistics (about 15 minutes)
 	$(BIN)/python -m pytest -m slow
 	$(BIN)/python tests/mutations/run.py
 
