@@ -13,27 +13,28 @@ from pydantic import Field, ValidationError, model_validator
 from dpmixmin.errors import UserError
 from dpmixmin.explain import explain
 from dpmixmin.paths import ROOMS, slug
+from dpmixmin.section import Model, Name, Seed
 from dpmixmin.sections import (
-    METHODS,
+    USUAL,
     Evaluation,
     Finetune,
     FinetuneBlock,
-    IdxTable,
     Inputs,
     LabelRule,
     Ledger,
     Method,
     Mixture,
-    Model,
-    Name,
     Network,
-    ParquetTable,
     Privacy,
     Private,
     Public,
-    Seed,
     Tune,
 )
+from dpmixmin.table_sections import TEXT_KINDS
+from dpmixmin.text_sections import Text
+
+NEXT_TOKEN = "next_token"  # noqa: S105 (a task)
+"""The one task of a language model."""
 
 
 class Config(Model):
@@ -46,9 +47,14 @@ class Config(Model):
         "on data that is really sensitive, under a cap, with nothing uncharged.",
     )
     seeds: tuple[Seed, ...] = Field((0,), min_length=1, description="Public seeds; each re-partitions the data.")
-    methods: tuple[Method, ...] = Field(METHODS, min_length=1, description="Where pretraining's weights come from.")
-    axes: dict[Name, LabelRule] = Field(min_length=2, description="The public sources: one label axis each.")
-    tasks: dict[Name, LabelRule] = Field(min_length=1, description="The sensitive tasks.")
+    methods: tuple[Method, ...] = Field(USUAL, min_length=1, description="Where pretraining's weights come from.")
+    axes: dict[Name, LabelRule] = Field(
+        default_factory=dict, description="The public sources: one label axis each (with `text`: public.texts)."
+    )
+    tasks: dict[Name, LabelRule] = Field(
+        default_factory=dict, description="The sensitive tasks (with `text`, the one task is the next token)."
+    )
+    text: Text | None = Field(None, description="Language modelling: sources are texts, models are GPT-2.")
     inputs: Inputs = Field(default_factory=Inputs, description="From raw values to model inputs.")
     public: Public = Field(description="Public data.")
     private: Private = Field(description="The sensitive dataset.")
@@ -65,11 +71,22 @@ class Config(Model):
     tune: Tune = Field(default_factory=Tune, description="Choosing settings on public stand-ins.")
     threads: int = Field(1, ge=1, le=256, description="Threads of each training job.")
 
+    @property
+    def sources(self) -> tuple[str, ...]:
+        """Names of the public sources (of texts, some may turn out to be missing: data/sources.py)."""
+        return tuple(self.public.texts if self.text else self.axes)
+
+    @property
+    def task_names(self) -> tuple[str, ...]:
+        """Names of the sensitive tasks."""
+        return (NEXT_TOKEN,) if self.text else tuple(self.tasks)
+
     @model_validator(mode="after")
     def _consistent(self):
+        self._check_family()
         if self.experiment in (*ROOMS, "results"):
             raise ValueError(f"experiment: `{self.experiment}` is the name of a folder in every run; choose another")
-        if self.public.standins is None:
+        if self.public.standins is None and self.text is None:
             for key, value in (("mixture", self.mixture), ("finetune", self.finetune)):
                 if value.settings is None:
                     raise ValueError(
@@ -83,9 +100,10 @@ class Config(Model):
             raise ValueError("privacy.epsilons: two values agree in their first six digits, so their paths would too")
         if "macro" in self.tasks:
             raise ValueError("tasks.macro: `macro` names the mean over tasks in the report; choose another name")
-        if "step" in self.axes:
-            raise ValueError("axes.step: `step` names a column of the trajectory; choose another name")
-        groups = [f"{task}_{method}" for task in self.tasks for method in self.methods]
+        if "step" in self.sources:
+            where = "public.texts" if self.text else "axes"
+            raise ValueError(f"{where}.step: `step` names a column of the trajectory; choose another name")
+        groups = [f"{task}_{method}" for task in self.task_names for method in self.methods]
         twice = next((name for name in groups if groups.count(name) > 1), None)
         if twice:
             raise ValueError(f"tasks: two tasks and methods are both called `{twice}` together; rename a task")
@@ -95,7 +113,7 @@ class Config(Model):
         for block in self.finetune.grid:
             for chosen, allowed, key in (
                 (block.methods, self.methods, "methods"),
-                (block.tasks, tuple(self.tasks), "tasks"),
+                (block.tasks, self.task_names, "tasks"),
                 (block.epsilons, self.privacy.epsilons, "privacy.epsilons"),
                 (block.seeds, self.seeds, "seeds"),
             ):
@@ -109,13 +127,41 @@ class Config(Model):
             raise ValueError(f"{key}: {max(batches)} exceeds the finetune part's {nominal:g} nominal units; lower it")
         return self
 
+    def _check_family(self) -> None:
+        """The sources are label axes of one table, or texts."""
+        kind = self.private.table.kind
+        if self.text is None:
+            if self.public.sources is None:
+                raise ValueError("public.sources is missing: name the table whose label axes are the sources")
+            if len(self.axes) < 2:
+                raise ValueError("axes: at least two are needed, or there is nothing to mix; add label axes")
+            if not self.tasks:
+                raise ValueError("tasks is missing: name at least one sensitive task")
+            if self.public.texts:
+                raise ValueError("public.texts is for language models: add the section `text`, or remove it")
+            if kind in TEXT_KINDS:
+                raise ValueError(
+                    f"private.table.kind {kind} holds text: add the section `text`, or use labelled records"
+                )
+            if self.finetune.trainable.which == "lora":
+                raise ValueError("finetune.trainable.which: lora is for language models; use all, norms or biases")
+            return
+        for value, key in ((self.axes, "axes"), (self.tasks, "tasks"), (self.public.sources, "public.sources"),
+                           (self.public.standins, "public.standins")):  # fmt: skip
+            if value:
+                raise ValueError(f"{key} is for label axes; with the section `text` the sources are public.texts")
+        if len(self.public.texts) < 2:
+            raise ValueError("public.texts: at least two are needed, or there is nothing to mix; add sources")
+        if kind not in TEXT_KINDS:
+            raise ValueError(f"private.table.kind {kind} holds no text; use one of {', '.join(sorted(TEXT_KINDS))}")
+
     def _check_mode(self) -> None:
         """A deployment is one chain under a cap; a study has no cap."""
         if self.mode == "study":
             if self.ledger.cap is not None:
                 raise ValueError("ledger.cap is for mode: deploy; a study states each cell as if it were the only one")
             return
-        for values, key in ((self.tasks, "tasks"), (self.methods, "methods"), (self.seeds, "seeds"),
+        for values, key in ((self.task_names, "tasks"), (self.methods, "methods"), (self.seeds, "seeds"),
                             (self.privacy.epsilons, "privacy.epsilons")):  # fmt: skip
             if len(values) != 1:
                 raise ValueError(f"{key}: mode deploy makes one chain, so give exactly one, not {len(values)}")
@@ -142,13 +188,13 @@ class Config(Model):
                     "meet it; choose a smaller delta"
                 )
         table = self.private.table
-        if table.kind == "parquet" and table.record_id is None and self.private.unit == "record":
+        if table.kind != "idx" and not getattr(table, "record_id", None) and self.private.unit == "record":
             raise ValueError(
                 "private.table.record_id is missing: mode deploy needs ids that stay when a value is corrected; name "
                 "an id column, or the unit's"
             )
-        public = [t for t in (self.public.sources, self.public.standins) if t is not None]
-        shared = {path for t in public for path in _files(t)} & set(_files(table))
+        public = [t for t in (self.public.sources, self.public.standins, *self.public.texts.values()) if t is not None]
+        shared = {path for t in public for path in files_of(t)} & set(files_of(table))
         if shared:
             raise ValueError(f"public: {shared.pop()} is also private.table; a file is either public or sensitive")
         if not Path(self.ledger.path).expanduser().is_absolute():
@@ -191,10 +237,10 @@ class Config(Model):
         for key in STAGE_KEYS[stage]:
             value: Any = whole
             for step in key.split("."):
-                value = value[step]
+                value = None if value is None else value[step]
             chosen[key] = value
         if task:
-            chosen["task"] = whole["tasks"][task]
+            chosen["task"] = whole["tasks"].get(task, task)
         return chosen
 
     def shown(self, stage: str, task: str = "") -> dict[str, Any]:
@@ -204,19 +250,35 @@ class Config(Model):
         for key in ("private.table", "private"):
             if key in chosen:
                 table = chosen[key] if key == "private.table" else chosen[key]["table"]
-                for name in ("path", "images", "labels") if table["kind"] == "idx" else ("path",):
+                for name in PLACES.get(table["kind"], ()):
                     table.pop(name, None)
         return chosen
 
 
-def _files(table: IdxTable | ParquetTable) -> list[str]:
-    """Return the files of a table, as paths that can be compared."""
-    named = [table.images, table.labels] if table.kind == "idx" else [table.path]
-    return [path if ":" in path else str(Path(path).expanduser().resolve()) for path in named]
+PLACES = {
+    "idx": ("images", "labels"),
+    "parquet": ("path",),
+    "images": ("path", "table"),
+    "text": ("path",),
+    "maildir": ("path",),
+    "hub": ("name", "subset", "split", "revision"),
+}
+"""The keys of each kind of table that say where its data lies."""
+
+
+def files_of(table) -> list[str]:
+    """Return the places of a table, as texts that can be compared: absolute paths, or names of packaged data."""
+    found = [getattr(table, key) for key in PLACES.get(table.kind, ()) if getattr(table, key) is not None]
+    if table.kind == "hub":
+        return ["hub:" + " ".join(found)]
+    return [path if ":" in path else str(Path(path).expanduser().resolve()) for path in found]
 
 
 _IDS = ("mode", "ledger.path", "private.name", "private.unit")
-_PRIVATE_DATA = ("inputs", "private.table", "private.unit", "private.max_records_per_unit", "private.parts")
+_LIMITS = ("private.max_records_per_unit", "private.min_records_per_unit")
+_TEXT = ("text.tokenizer", "text.context", "text.long_records", "text.stride")
+_PRIVATE_DATA = ("inputs", *_TEXT, "private.table", "private.unit", *_LIMITS, "private.parts")
+_STEP = ("private.records_per_step",)
 _TARGET = (
     "private.nominal_units",
     "privacy.delta",
@@ -224,31 +286,30 @@ _TARGET = (
     "privacy.composition",
     "privacy.mixture_share",
 )
-_MECHANISM = ("mode", *_PRIVATE_DATA, *_TARGET, "privacy.release", "privacy.insecure_seed")
-_TUNING = ("tune", "axes", "inputs", *_TARGET, "private.parts", "private.unit", "privacy.settings_from")
+_MECHANISM = ("mode", *_PRIVATE_DATA, *_STEP, *_TARGET, "privacy.release", "privacy.insecure_seed")
+_SOURCES = ("axes", "public.texts", "text.characters", "text.heldout", "text.missing")
+_PRETRAINED = (*_TEXT, "text.pretrain", "pretrain")
+_TUNING = ("tune", *_SOURCES, "inputs", *_TEXT, *_LIMITS, *_STEP, *_TARGET, "private.parts", "private.unit",
+           "privacy.settings_from")  # fmt: skip
 STAGE_KEYS: dict[str, tuple[str, ...]] = {
-    "fetch": ("public", "private.table"),
-    "sources": ("inputs", "public"),
-    "records": (*_IDS, "inputs", "private.table", "private.max_records_per_unit"),
+    "fetch": ("public", "private.table", "text.tokenizer", "text.missing"),
+    "sources": ("inputs", "public", *_SOURCES, *_TEXT),
+    "records": (*_IDS, "inputs", *_TEXT, "private.table", *_LIMITS),
     "split": (*_IDS, "private.parts"),
-    "proxy": ("inputs", "axes", "proxy"),
-    "predict": (*_IDS, "inputs", "axes", "private.parts"),
+    "proxy": ("inputs", "axes", "proxy", "text.context", "text.proxy"),
+    "predict": (*_IDS, "inputs", "axes", *_TEXT, "text.proxy", "mixture.objective", "private.parts"),
     "tune_mixture": (*_TUNING, "mixture"),
-    "tune_finetune": (
-        *_TUNING,
-        "mixture",
-        "pretrain",
-        "finetune.mechanism",
-        "finetune.settings",
-    ),
-    "mix": (*_MECHANISM, "axes", "mixture"),
-    "pretrain": ("inputs", "axes", "pretrain"),
-    "finetune": (*_MECHANISM, "pretrain", "finetune.mechanism"),
-    "evaluate": ("experiment", "inputs", "pretrain"),
-    "evaluate_private": (*_MECHANISM, "pretrain", "evaluation"),
+    "tune_finetune": (*_TUNING, "mixture", "pretrain", "text.pretrain", "finetune.mechanism", "finetune.settings",
+                      "finetune.trainable"),
+    "mix": (*_MECHANISM, *_SOURCES, "mixture"),
+    "pretrain": ("inputs", *_SOURCES, *_PRETRAINED),
+    "finetune": (*_MECHANISM, *_PRETRAINED, "finetune.mechanism", "finetune.trainable"),
+    "evaluate": ("experiment", "inputs", *_PRETRAINED),
+    "evaluate_private": (*_MECHANISM, *_PRETRAINED, "evaluation"),
     "release": (*(name for name in Config.model_fields if name not in ("ledger", "threads")), "ledger.cap"),
-    "report": ("experiment", "privacy", "tasks", "axes", "methods", "private.name", "private.unit", "tune.epsilon"),
-}
+    "report": ("experiment", "privacy", "tasks", *_SOURCES, "methods", "mixture.objective", "private.name",
+               "private.unit", "tune.epsilon"),
+}  # fmt: skip
 """The config keys that each stage's output depends on; they are its rule's params and stand in its manifest."""
 
 

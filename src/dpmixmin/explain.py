@@ -36,6 +36,21 @@ def _model_at(root: Any, location: tuple) -> Any:
     return None if isinstance(model, dict) else model
 
 
+def _keys(root: Any, location: tuple) -> tuple:
+    """Return a location without discriminators' choices ("idx", "text"), which are no keys of the user's."""
+    return tuple(step for i, step in enumerate(location) if not _is_choice(root, location[:i], step))
+
+
+def _is_choice(root: Any, before: tuple, step: Any) -> bool:
+    model: Any = root
+    for one in before:
+        if isinstance(model, dict):
+            model = model.get(one)
+        elif model is not None and one in model.model_fields:
+            model = model_in(model.model_fields[one].annotation)
+    return isinstance(model, dict) and step in model
+
+
 def _help_of(root: Any, location: tuple) -> str:
     """Return the help text of the innermost key of a location that has one."""
     for end in range(len(location), 0, -1):
@@ -43,6 +58,16 @@ def _help_of(root: Any, location: tuple) -> str:
         if model is not None and location[end - 1] in model.model_fields:
             return model.model_fields[location[end - 1]].description
     return "it has no default"
+
+
+def _kinds_at(root: Any, location: tuple) -> str:
+    """Name the kinds that may stand at a location: ``idx, parquet or images``."""
+    model: Any = root
+    for step in location:
+        if not isinstance(model, dict) and step in model.model_fields:
+            model = model_in(model.model_fields[step].annotation)
+    *some, last = model
+    return f"{', '.join(some)} or {last}" if some else last
 
 
 _FIXES = {
@@ -70,9 +95,7 @@ def explain(error: ValidationError, root: type[BaseModel]) -> str:
     """
     # A misspelt key is often missing under its right name too: the misspelling is the better news.
     first = min(error.errors(), key=lambda one: one["type"] != "extra_forbidden")
-    # A discriminator's choice ("idx", "parquet") is part of pydantic's location but not of the user's keys.
-    kinds = {"idx", "parquet"}
-    location = tuple(step for step in first["loc"] if step not in kinds)
+    location = _keys(root, first["loc"])
     key = ".".join(str(step) for step in location) or "config"
     kind, value = first["type"], first.get("input")
     if kind == "extra_forbidden":
@@ -83,7 +106,9 @@ def explain(error: ValidationError, root: type[BaseModel]) -> str:
     if kind == "missing":
         return f"{key}: missing; add it ({_help_of(root, first['loc'])})"
     if kind in ("union_tag_invalid", "union_tag_not_found"):
-        return f"{key}.kind: {json.dumps((value or {}).get('kind'))} is not valid; write idx or parquet"
+        return (
+            f"{key}.kind: {json.dumps((value or {}).get('kind'))} is not valid; write {_kinds_at(root, first['loc'])}"
+        )
     if kind == "string_pattern_mismatch":
         return f"{key}: {json.dumps(value)} is not valid; use letters, digits and _, starting with a letter"
     if kind == "value_error":

