@@ -21,7 +21,7 @@ import torch
 
 from dpmixmin.finetune.dp_sgd import ClippedSum, fine_tune
 from dpmixmin.mixing.learners import learn_private
-from dpmixmin.mixing.objective import UnitGradients
+from dpmixmin.mixing.objective import SourceTable, UnitGradients
 from dpmixmin.models.networks import build
 from dpmixmin.privacy.mechanisms import GridGaussian, ModelGaussian
 from dpmixmin.privacy.noise import NoiseSource
@@ -44,7 +44,7 @@ def median_ms(step, repetitions: int) -> float:
 
 def mixture(n: int, k: int) -> None:
     p = GENERATOR.uniform(0.01, 1, (n, k))
-    gradients = UnitGradients.of(p, centred=True)
+    gradients = UnitGradients.of(SourceTable.of_labels(p), centred=True)
     spec = GridGaussian(8.0, 26.4, 1, 1.0, n, 1.0, 1e-5)
     ours = median_ms(lambda: learn_private(gradients, spec, 1.0, NoiseSource(), average=True), 200)
     table, weights = torch.from_numpy(p), torch.full((k,), 1 / k, dtype=torch.float64)

@@ -32,13 +32,24 @@ STAGES = {
     "finetune": "fine-tune privately (mechanism 2)",
     "evaluate": "measure on the test part (study)",
     "evaluate_private": "measure on the test part, charged (deploy)",
+    "text_sources": "prepare the public texts and the tokenizer",
+    "text_records": "prepare the sensitive texts (private)",
+    "text_proxy": "train the proxy of one text source",
+    "text_predict": "score sensitive texts under every proxy (private)",
+    "text_tune_mixture": "choose the mixture's settings on public texts",
+    "text_tune_finetune": "choose fine-tuning settings on public texts",
+    "text_pretrain": "pretrain a GPT-2 on the weighted public mixture",
+    "text_finetune": "fine-tune a GPT-2 privately (mechanism 2)",
+    "text_evaluate": "measure language models on the test part (study)",
+    "text_evaluate_private": "measure a language model on the test part, charged (deploy)",
     "report": "tables, figures and the page (study)",
     "budget": "show what was spent on the dataset, and what is left",
     "release": "write the bundle of a deployment's chain",
     "verify": "check a bundle: needs nothing but the bundle",
     "schema": "print the config's JSON schema",
 }
-PRIVATE_STAGES = {"records", "split", "predict", "mix", "finetune", "evaluate", "evaluate_private"}
+_READ_RECORDS = {"records", "predict", "finetune", "evaluate", "evaluate_private"}
+PRIVATE_STAGES = {"split", "mix", *_READ_RECORDS, *(f"text_{stage}" for stage in _READ_RECORDS)}
 
 WITHOUT_CONFIG = {"verify"}
 """Stages that a third party runs, with nothing but what it was given."""

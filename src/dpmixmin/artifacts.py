@@ -21,6 +21,9 @@ from dpmixmin.paths import PRIVATE, room_of
 
 MANIFEST = "manifest.json"
 
+VIEWS = ("privacy.json", "README.md")
+"""Files derived from the ledger: the statement, and the model card that quotes it."""
+
 _writable_rooms: set[str] | None = None
 """Rooms this process may still write to; None before any private table was opened (see :func:`restrict`)."""
 
@@ -231,13 +234,13 @@ def parent(folder: str | Path) -> dict[str, str]:
 
 
 def content_digest(folder: str | Path) -> str:
-    """Return the digest of an artefact's content, without the statement that was derived from the ledger.
+    """Return the digest of an artefact's content, without what was derived from the ledger.
 
     Raises:
         UserError: incomplete or altered.
     """
     files = verify(folder)["files"]
-    return digest({name: value for name, value in files.items() if name != "privacy.json"})
+    return digest({name: value for name, value in files.items() if name not in VIEWS})
 
 
 def versions() -> dict[str, str]:
@@ -246,7 +249,7 @@ def versions() -> dict[str, str]:
 
     import dpmixmin
 
-    names = ("numpy", "scipy", "torch", "opacus", "dp-accounting", "pyarrow")
+    names = ("numpy", "scipy", "torch", "opacus", "transformers", "dp-accounting", "pyarrow")
     return {"dpmixmin": dpmixmin.__version__, **{name: version(name) for name in names}}
 
 

@@ -17,6 +17,10 @@ TWICE = "_2x"
 """Suffix of a mechanism that runs with twice the chosen steps."""
 
 
+PUBLIC_MIXTURES = ("uniform", "proportional")
+"""Methods whose weights come from public data alone: equal, or by the sources' sizes."""
+
+
 @dataclass(frozen=True)
 class Cell:
     """One row of the table.
@@ -24,7 +28,7 @@ class Cell:
     Attributes:
         stage: mixture, pretrained, finetuned, or evaluation (deploy).
         task: sensitive task, or empty where the cell serves every task.
-        method: none, uniform, mixmin or dp_mixmin.
+        method: none, uniform, proportional, mixmin or dp_mixmin.
         learner: how the weights are learned, or empty.
         mechanism: fine-tuning mechanism, or empty.
         epsilon: privacy target, or None where nothing private is released.
@@ -75,7 +79,7 @@ def mixture_cell(config: Config, task: str, method: str, epsilon: float | None, 
     """Return the mixture behind a model, or None for ``none``."""
     if method == "none":
         return None
-    if method == "uniform":
+    if method in PUBLIC_MIXTURES:
         return Cell("mixture", "", method, "", "", None, None, "", PUBLIC)
     if method == "mixmin":
         return Cell("mixture", task, method, "nonprivate", "", None, seed, "", STUDY)
@@ -119,7 +123,7 @@ def _unique(cells: Iterator[Cell | None]) -> list[Cell]:
 
 
 def _grid(config: Config) -> Iterator[tuple[str, str, float, int]]:
-    for task in config.tasks:
+    for task in config.task_names:
         for method in config.methods:
             for epsilon in config.privacy.epsilons:
                 for seed in config.seeds:

@@ -59,9 +59,22 @@ class Paths:
         """Folder of a prepared public table (``sources`` or ``standins``)."""
         return f"{self.base}/public/sources/{name}"
 
-    def proxy(self) -> str:
-        """Folder of the joint multi-label proxy."""
-        return f"{self.base}/public/proxies/joint"
+    def text(self, name: str) -> str:
+        """Folder of a prepared public text source."""
+        return f"{self.base}/public/sources/source={name}"
+
+    def tokenizer(self) -> str:
+        """Folder of the tokenizer, trained on public text."""
+        return f"{self.base}/public/tokenizer"
+
+    def proxy(self, source: str = "joint") -> str:
+        """Folder of the joint multi-label proxy, or of one text source's own."""
+        return f"{self.base}/public/proxies/" + ("joint" if source == "joint" else f"source={source}")
+
+    def state(self, folder: str) -> str:
+        """File in which a long public training keeps its state until it ends; in the room of its artefact."""
+        room, below = folder.removeprefix(f"{self.base}/").split("/", 1)
+        return f"{self.base}/{room}/states/{below}/state.pt"
 
     def settings(self, name: str) -> str:
         """Folder of settings chosen on public stand-ins (``mixture``, ``finetune/method=…``)."""

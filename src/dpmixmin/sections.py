@@ -274,6 +274,8 @@ class Tune(Model):
         0.5, ge=0, le=1, description="Chance that another axis is taken out of the union, so no mixture fits exactly."
     )
     label_noise: float = Field(0.02, ge=0, lt=0.5, description="Chance that a stand-in label is flipped.")
+    records_per_unit: int = Field(5, ge=1, le=1000, description="Texts: mean records of a stand-in unit.")
+    tokens_per_record: int = Field(80, ge=2, le=100_000, description="Texts: mean tokens of a stand-in record.")
     mixture: MixtureGrid = Field(default_factory=MixtureGrid, description="Candidates for the mixture.")
     finetune: FinetuneGrid = Field(default_factory=FinetuneGrid, description="Candidates for fine-tuning.")
     seed: Seed = Field(0, description="Public seed of the stand-in tasks and of the candidate sample.")

@@ -1,6 +1,7 @@
 """DP-SGD: per-example gradients, physical batches, empty batches, units, noise (rules 4, 5, 6, 7, 8, 13)."""
 
 import math
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -54,9 +55,9 @@ def clipped(gradient: np.ndarray, clip: float) -> np.ndarray:
 class TapedSum(ClippedSum):
     """Records every update, and how many units each step sampled."""
 
-    def __call__(self, batch, clip):
+    def __call__(self, batch, clip, secret=None):
         self.sampled = [*getattr(self, "sampled", []), int(batch.sum())]
-        return super().__call__(batch, clip)
+        return super().__call__(batch, clip, secret)
 
     def add(self, update):
         self.updates = [*getattr(self, "updates", []), update.numpy().copy()]
@@ -132,16 +133,19 @@ def test_rule_4_the_update_is_the_same_for_physical_batches_1_4_and_64(kind, gro
 
 
 def test_rule_4_every_sampled_record_is_read_once_whatever_the_chunks(rng):
-    """Units of 1 to 9 records in chunks of 4: none is cut, none is lost, none is read twice."""
+    """Units of 1 to 9 records in chunks of 4: none is lost, none is read twice, none shares more than 4 rows."""
     sizes = rng.integers(1, 10, size=30)
     unit = np.repeat(np.arange(30), sizes)
     x, y = records(rng, len(unit))
     sums = sums_of("mlp", x, y, unit, 4)
     batch = rng.uniform(size=30) < 0.7
-    chunks = list(sums._chunks(np.flatnonzero(batch)))
-    assert np.concatenate(chunks).tolist() == np.flatnonzero(batch).tolist()
-    limit = max(4, sizes[batch].max())
-    assert all(sizes[chunk].sum() <= 2 * limit for chunk in chunks)
+    rows, _ = sums._present(batch, None)
+    assert rows.tolist() == np.flatnonzero(batch[unit]).tolist()
+    chunks = [rows[part] for part in sums._chunks(rows)]
+    assert np.concatenate(chunks).tolist() == rows.tolist()
+    assert all(len(chunk) <= 4 or len(set(unit[chunk])) == 1 for chunk in chunks)
+    assert all(set(unit[one]).isdisjoint(unit[other]) for one, other in pairwise(chunks)), "no unit is cut"
+    assert len(chunks) < 0.9 * batch.sum(), "small units share a chunk"
 
 
 # -- nobody there (rule 5) ------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from loading import load_private
 from dpmixmin import artifacts, provenance
 from dpmixmin.data import split
 from dpmixmin.mixing.learners import learn_nonprivate
-from dpmixmin.mixing.objective import UnitGradients
+from dpmixmin.mixing.objective import SourceTable, UnitGradients
 from dpmixmin.paths import Paths
 from dpmixmin.privacy.ledger import PARTS, Derive, Study
 from dpmixmin.privacy.mechanisms import GridGaussian, ModelGaussian
@@ -43,7 +43,7 @@ def test_rule_3_a_unit_of_two_records_does_not_change_how_others_are_clipped(tin
     def total(keep):
         unit = index[keep]
         relabelled = np.unique(unit, return_inverse=True)[1]
-        gradients = UnitGradients.of(p[keep], centred=True, units=(len(set(unit)), relabelled))
+        gradients = UnitGradients.of(SourceTable.of_labels(p[keep], (len(set(unit)), relabelled)), centred=True)
         return spec.to_grid(gradients.clipped(weights, spec.clip)).sum(axis=0)
 
     whole = total(np.ones(40, dtype=bool))
@@ -55,10 +55,10 @@ def test_rule_3_a_unit_of_two_records_does_not_change_how_others_are_clipped(tin
 def test_a_unit_s_gradient_is_the_same_to_the_last_bit_whoever_else_is_there(rng):
     p = rng.uniform(0.001, 1, (301, 14))
     weights = rng.dirichlet(np.ones(14))
-    whole = UnitGradients.of(p, centred=True).clipped(weights, 8.0)
+    whole = UnitGradients.of(SourceTable.of_labels(p), centred=True).clipped(weights, 8.0)
     for gone in (0, 150, 300):
         keep = np.arange(301) != gone
-        alone = UnitGradients.of(p[keep], centred=True).clipped(weights, 8.0)
+        alone = UnitGradients.of(SourceTable.of_labels(p[keep]), centred=True).clipped(weights, 8.0)
         assert (alone == whole[keep]).all()
 
 
@@ -144,7 +144,7 @@ def test_rows_without_a_person_are_units_of_their_own_nan_included(tmp_path):
 
 def test_the_nonprivate_optimum_survives_records_that_every_source_finds_impossible():
     p = np.array([[0.9, 0.1], [0.0, 0.0], [np.nan, 0.5], [0.8, 0.3]])
-    weights = learn_nonprivate(p).weights
+    weights = learn_nonprivate(SourceTable.of_labels(p)).weights
     assert np.isfinite(weights).all()
     assert weights.sum() == pytest.approx(1)
 

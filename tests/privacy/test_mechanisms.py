@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from dpmixmin.mixing.learners import learn_private
-from dpmixmin.mixing.objective import UnitGradients
+from dpmixmin.mixing.objective import SourceTable, UnitGradients
 from dpmixmin.privacy import accounting, mechanisms
 from dpmixmin.privacy.accounting import Composition
 from dpmixmin.privacy.events import ADJACENCIES, GaussianEvent, to_json
@@ -44,7 +44,8 @@ def test_rule_2_neighbours_give_byte_identical_specs(rng):
     texts = set()
     for data in (p, p[:-1], p[:0]):
         spec = GridGaussian.for_target(epsilon=1.0, delta=1e-5, clip=4.0, steps=3, sampling_rate=0.5, nominal_units=50)
-        learn_private(UnitGradients.of(data, centred=True), spec, 1.0, InsecureNoise(0), average=True)
+        gradients = UnitGradients.of(SourceTable.of_labels(data), centred=True)
+        learn_private(gradients, spec, 1.0, InsecureNoise(0), average=True)
         texts.add((json.dumps(spec.describe()), spec.digest(), spec.events(), spec.spent(), spec.expected_batch))
     assert len(texts) == 1
 
@@ -54,7 +55,8 @@ def test_rule_2_the_divisor_is_the_public_expected_batch(rng):
     p = rng.uniform(0.2, 1, size=(30, 4))
     steps = []
     for data in (p, np.repeat(p, 2, axis=0)):
-        learned = learn_private(UnitGradients.of(data, centred=False), grid(), 0.3, ZeroNoise(), average=False)
+        gradients = UnitGradients.of(SourceTable.of_labels(data), centred=False)
+        learned = learn_private(gradients, grid(), 0.3, ZeroNoise(), average=False)
         log_weights = np.log(learned.trajectory[1])
         steps.append(log_weights - log_weights.mean())
     assert np.allclose(steps[1], 2 * steps[0], rtol=1e-4)

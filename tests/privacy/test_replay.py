@@ -15,7 +15,7 @@ from dpmixmin.audit.replay import ROUNDING, FrozenNoise, Taped, replay, worst_pr
 from dpmixmin.finetune import dp_sgd
 from dpmixmin.finetune.dp_sgd import ClippedSum, fine_tune
 from dpmixmin.mixing.learners import learn_private
-from dpmixmin.mixing.objective import UnitGradients
+from dpmixmin.mixing.objective import SourceTable, UnitGradients
 from dpmixmin.models import networks
 from dpmixmin.privacy.mechanisms import GridGaussian, ModelGaussian, ResponsibilityGaussian
 from dpmixmin.privacy.selection import NoisyMax, noisy_score
@@ -58,7 +58,8 @@ class Rows:
         return Rows(self.p[keep], np.where(index > unit, index - 1, index))
 
     def gradients(self, centred: bool) -> UnitGradients:
-        return UnitGradients.of(self.p, centred=centred, units=(int(self.unit.max(initial=-1)) + 1, self.unit))
+        table = SourceTable.of_labels(self.p, (int(self.unit.max(initial=-1)) + 1, self.unit))
+        return UnitGradients.of(table, centred=centred)
 
 
 def mixture_spec(kind=GridGaussian, **changes) -> GridGaussian:
@@ -149,7 +150,7 @@ def test_rule_5_the_only_unit_of_a_part_moves_its_release_by_at_most_the_clip(le
 def test_rule_3_clipped_gradients_at_weights_that_miss_a_record(weights, centred):
     """p.lambda = 0 exactly: the factor is finite, the vector as long as the clip."""
     p = np.concatenate([np.eye(K)[[2]], WORST["nothing predicts it"]])
-    gradients = UnitGradients.of(p, centred=centred)
+    gradients = UnitGradients.of(SourceTable.of_labels(p), centred=centred)
     vectors = gradients.clipped(np.asarray(weights, dtype=float), 2.0)
     assert np.isfinite(vectors).all()
     assert np.linalg.norm(vectors[0]) == pytest.approx(2.0)
@@ -166,10 +167,10 @@ class NoNormCheck(GridGaussian):
         return np.trunc(np.nan_to_num(vectors) / self.grid).astype(np.int64)
 
 
-def clip_each_coordinate(self, weights, clip):
+def clip_each_coordinate(self, weights, clip, present=None):
     with np.errstate(divide="ignore", invalid="ignore"):
-        gradients = -self.directions / (self.p @ weights)[:, None]
-    return np.clip(gradients, -clip, clip)
+        gradients = -self.directions / (weights @ self.table.p)
+    return np.clip(gradients, -clip, clip).T
 
 
 def test_rule_3_the_mixture_check_fails_when_each_coordinate_is_clipped_instead(monkeypatch, rng):
@@ -188,12 +189,7 @@ def test_rule_3_the_responsibility_check_fails_when_records_are_summed_instead_o
     data, spec = table(rng), mixture_spec(ResponsibilityGaussian)
     neighbour = data.plus(WORST["1000 equal records"])
 
-    def sums(self, rows):
-        total = np.zeros((self.units[0], rows.shape[1]))
-        np.add.at(total, self.units[1], rows)
-        return total
-
-    monkeypatch.setattr(UnitGradients, "_unit_means", sums)
+    monkeypatch.setattr(SourceTable, "select", lambda self, present=None: (slice(None), np.ones(len(self.record))))
     assert mixture_replay(spec, data, neighbour).holds, "the grid drops a row outside the simplex"
     monkeypatch.setattr(ResponsibilityGaussian, "to_grid", NoNormCheck.to_grid)
     assert mixture_replay(spec, data, neighbour).worst > 100
@@ -401,8 +397,8 @@ class EachRecordClipped(ClippedSum):
     def __init__(self, model, features, labels, unit_index, units, physical_batch):
         super().__init__(model, features, labels, np.arange(len(features)), len(features), physical_batch)
 
-    def __call__(self, batch, clip):
-        return super().__call__(np.ones(self.units, dtype=bool), clip)
+    def __call__(self, batch, clip, secret=None):
+        return super().__call__(np.ones(self.units, dtype=bool), clip, secret)
 
 
 def test_rule_13_the_dp_sgd_check_fails_when_records_are_clipped_instead_of_units(rng):

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.optimize import minimize
 
-from dpmixmin.mixing.learners import closeness, learn, learn_nonprivate, learn_private, uniform
-from dpmixmin.mixing.objective import UnitGradients, mean_loss, source_probabilities
+from dpmixmin.mixing.learners import closeness, learn, learn_nonprivate, learn_private, proportional, uniform
+from dpmixmin.mixing.objective import SourceTable, UnitGradients, mean_loss, source_probabilities
 from dpmixmin.privacy.mechanisms import GridGaussian, ResponsibilityGaussian
 from dpmixmin.privacy.noise import InsecureNoise, NoiseSource
 
@@ -46,6 +46,10 @@ def task(rng, n=50, k=5) -> np.ndarray:
     return source_probabilities(1 / (1 + np.exp(-logits)), labels)
 
 
+def of(p, centred, units=None) -> UnitGradients:
+    return UnitGradients.of(SourceTable.of_labels(p, units), centred=centred)
+
+
 def by_autograd(p, spec, learning_rate, noise, *, centred, units=None) -> np.ndarray:
     """Algorithm 1 (DP-MixMin paper, 4.2) with torch's gradients of -log(p . lambda), one record at a time."""
     p = torch.from_numpy(p)
@@ -76,7 +80,7 @@ def by_autograd(p, spec, learning_rate, noise, *, centred, units=None) -> np.nda
 def test_without_noise_the_private_learner_is_algorithm_1_by_autograd(clip, rate, centred, rng):
     p = task(rng)
     spec = spec_of(clip, rate=rate)
-    found = learn_private(UnitGradients.of(p, centred=centred), spec, 1.5, ZeroNoise(), average=False)
+    found = learn_private(of(p, centred), spec, 1.5, ZeroNoise(), average=False)
     expected = by_autograd(p, spec, 1.5, ZeroNoise(), centred=centred)
     assert found.trajectory.shape == (21, 5)
     assert np.abs(found.trajectory - expected).max() <= 1e-6
@@ -90,7 +94,7 @@ def test_units_of_several_records_are_averaged_then_clipped_as_by_autograd(centr
     owner = np.sort(rng.integers(0, 12, size=len(p)))
     owner = np.unique(owner, return_inverse=True)[1]
     spec = spec_of(1.2, rate=0.7)
-    gradients = UnitGradients.of(p, centred=centred, units=(int(owner.max()) + 1, owner))
+    gradients = of(p, centred, (int(owner.max()) + 1, owner))
     found = learn_private(gradients, spec, 2.0, ZeroNoise(), average=False)
     expected = by_autograd(p, spec, 2.0, ZeroNoise(), centred=centred, units=owner)
     assert np.abs(found.trajectory - expected).max() <= 1e-6
@@ -100,16 +104,15 @@ def test_centring_changes_nothing_where_nothing_is_clipped(rng):
     """Entropic descent does not see the all-ones direction."""
     p = task(rng)
     spec = spec_of(40.0, steps=5)
-    assert np.linalg.norm(UnitGradients.of(p, centred=False).clipped(uniform(5).weights, 1e9), axis=1).max() < 5
+    assert np.linalg.norm(of(p, False).clipped(uniform(5).weights, 1e9), axis=1).max() < 5
     plain, centred = (
-        learn_private(UnitGradients.of(p, centred=flag), spec, 1.0, ZeroNoise(), average=False).trajectory
-        for flag in (False, True)
+        learn_private(of(p, flag), spec, 1.0, ZeroNoise(), average=False).trajectory for flag in (False, True)
     )
     assert np.abs(plain - centred).max() <= 1e-6
 
 
 def test_averaging_takes_the_second_half_of_the_iterates(rng):
-    gradients = UnitGradients.of(task(rng), centred=True)
+    gradients = of(task(rng), True)
     for steps in (1, 2, 7, 20):
         spec = spec_of(3.0, steps=steps)
         learned = learn_private(gradients, spec, 1.0, InsecureNoise(1), average=True)
@@ -125,7 +128,7 @@ def test_averaging_takes_the_second_half_of_the_iterates(rng):
 def test_weights_stay_on_the_simplex_whatever_the_noise_and_step_size(seed, rate, sigma, centred):
     p = task(np.random.default_rng(seed), n=20)
     spec = spec_of(2.0, steps=5, sigma=sigma)
-    learned = learn_private(UnitGradients.of(p, centred=centred), spec, rate, InsecureNoise(seed), average=True)
+    learned = learn_private(of(p, centred), spec, rate, InsecureNoise(seed), average=True)
     for weights in (learned.weights, *learned.trajectory):
         assert np.isfinite(weights).all()
         assert (weights >= 0).all()
@@ -137,7 +140,7 @@ def test_weights_stay_on_the_simplex_whatever_the_noise_and_step_size(seed, rate
 def test_responsibilities_stay_on_the_simplex_whatever_the_noise(seed, relaxation, sigma):
     p = task(np.random.default_rng(seed), n=20)
     spec = ResponsibilityGaussian(1.0, sigma, 6, 1.0, 60.0, 1.0, 1e-5)
-    learned = learn("responsibilities", p, spec, relaxation, InsecureNoise(seed))
+    learned = learn("responsibilities", SourceTable.of_labels(p), spec, relaxation, InsecureNoise(seed))
     for weights in (learned.weights, *learned.trajectory):
         assert (weights > 0).all()
         assert weights.sum() == pytest.approx(1)
@@ -149,8 +152,8 @@ def test_responsibilities_converge_to_the_optimum_whatever_the_nominal_number(no
     """With next to no noise: the same weights as the non-private optimum, which another algorithm finds."""
     p = task(rng, n=60)
     spec = ResponsibilityGaussian(1.0, 1e-6, 300, 1.0, nominal, 1.0, 1e-5)
-    learned = learn("responsibilities", p, spec, relaxation, InsecureNoise(0))
-    assert closeness(learned.weights, learn_nonprivate(p).weights)["l1"] < 0.01
+    learned = learn("responsibilities", SourceTable.of_labels(p), spec, relaxation, InsecureNoise(0))
+    assert closeness(learned.weights, learn_nonprivate(SourceTable.of_labels(p)).weights)["l1"] < 0.01
 
 
 def test_responsibilities_are_the_mean_over_a_units_records(rng):
@@ -158,17 +161,17 @@ def test_responsibilities_are_the_mean_over_a_units_records(rng):
     unit = np.asarray([0, 0, 1, 1, 1, 2])
     each = p * weights / (p @ weights)[:, None]
     expected = np.stack([each[unit == u].mean(axis=0) for u in range(3)])
-    found = UnitGradients.of(p, centred=False, units=(3, unit)).responsibilities(weights)
+    found = of(p, False, (3, unit)).responsibilities(weights)
     assert np.allclose(found, expected)
     assert np.allclose(found.sum(axis=1), 1)
 
 
 def test_learners_by_name_are_what_the_config_offers(rng):
     p, spec = task(rng), spec_of(2.0)
-    centred = learn("centred", p, spec, 1.0, InsecureNoise(1))
-    direct = learn_private(UnitGradients.of(p, centred=True), spec, 1.0, InsecureNoise(1), average=True)
+    centred = learn("centred", SourceTable.of_labels(p), spec, 1.0, InsecureNoise(1))
+    direct = learn_private(of(p, True), spec, 1.0, InsecureNoise(1), average=True)
     assert np.array_equal(centred.weights, direct.weights)
-    paper = learn("algorithm1", p, spec, 1.0, InsecureNoise(1))
+    paper = learn("algorithm1", SourceTable.of_labels(p), spec, 1.0, InsecureNoise(1))
     assert np.allclose(paper.weights, paper.trajectory[-1])
 
 
@@ -177,17 +180,18 @@ def test_rule_6_bad_records_change_nothing_but_the_noise(rng):
     bad = np.full((3, 5), np.nan)
     spec = spec_of(2.0)
     with_bad, without = (
-        learn_private(UnitGradients.of(data, centred=True), spec, 1.0, ZeroNoise(), average=True).weights
+        learn_private(of(data, True), spec, 1.0, ZeroNoise(), average=True).weights
         for data in (np.concatenate([p, bad]), p)
     )
     assert np.array_equal(with_bad, without)
-    assert np.array_equal(learn_nonprivate(np.concatenate([p, bad])).weights, learn_nonprivate(p).weights)
+    assert np.array_equal(
+        learn_nonprivate(SourceTable.of_labels(np.concatenate([p, bad]))).weights,
+        learn_nonprivate(SourceTable.of_labels(p)).weights,
+    )
 
 
 def test_rule_5_an_empty_part_gives_weights_from_noise_alone():
-    learned = learn_private(
-        UnitGradients.of(np.zeros((0, 5)), centred=True), spec_of(2.0), 1.0, NoiseSource(), average=True
-    )
+    learned = learn_private(of(np.zeros((0, 5)), True), spec_of(2.0), 1.0, NoiseSource(), average=True)
     assert learned.weights.sum() == pytest.approx(1)
     assert np.ptp(learned.weights) > 0
 
@@ -199,7 +203,7 @@ def test_rule_5_an_empty_part_gives_weights_from_noise_alone():
 def test_the_nonprivate_learner_finds_the_optimum(k, rng):
     """KKT: the mean of p_i / (p . lambda) is 1 where lambda_i > 0 and at most 1 elsewhere; and scipy agrees."""
     p = task(rng, n=400, k=k)
-    learned = learn_nonprivate(p)
+    learned = learn_nonprivate(SourceTable.of_labels(p))
     ratios = (p / (p @ learned.weights)[:, None]).mean(axis=0)
     assert ratios.max() <= 1 + 1e-3
     assert np.abs(learned.weights * (ratios - 1)).max() <= 1e-4
@@ -212,29 +216,35 @@ def test_the_nonprivate_learner_finds_the_optimum(k, rng):
         method="SLSQP",
         options={"maxiter": 500, "ftol": 1e-12},
     )
-    assert mean_loss(p, learned.weights) <= peer.fun + 1e-6
+    assert mean_loss(SourceTable.of_labels(p), learned.weights) <= peer.fun + 1e-6
     assert closeness(learned.weights, peer.x)["l1"] < 0.01
-    assert mean_loss(p, learned.weights) < mean_loss(p, uniform(k).weights) - 0.01
+    assert (
+        mean_loss(SourceTable.of_labels(p), learned.weights)
+        < mean_loss(SourceTable.of_labels(p), uniform(k).weights) - 0.01
+    )
 
 
 def test_the_nonprivate_learner_never_raises_the_loss(rng):
     p = task(rng)
-    losses = [mean_loss(p, weights) for weights in learn_nonprivate(p, steps=100).trajectory]
+    losses = [
+        mean_loss(SourceTable.of_labels(p), weights)
+        for weights in learn_nonprivate(SourceTable.of_labels(p), steps=100).trajectory
+    ]
     assert all(after <= before + 1e-12 for before, after in pairwise(losses))
     assert losses[-1] < losses[0]
 
 
 def test_the_nonprivate_learner_of_an_empty_table_is_uniform():
-    assert learn_nonprivate(np.zeros((0, 4))).weights.tolist() == [0.25] * 4
+    assert learn_nonprivate(SourceTable.of_labels(np.zeros((0, 4)))).weights.tolist() == [0.25] * 4
 
 
 def test_a_large_budget_brings_the_private_weights_to_the_optimum(rng):
     p = task(rng, n=4000)
-    optimum = learn_nonprivate(p).weights
+    optimum = learn_nonprivate(SourceTable.of_labels(p)).weights
     spec = GridGaussian.for_target(
         epsilon=50.0, delta=1e-5, clip=4.0, steps=100, sampling_rate=1.0, nominal_units=4000
     )
-    gradients = UnitGradients.of(p, centred=True)
+    gradients = of(p, True)
     close = closeness(learn_private(gradients, spec, 2.0, InsecureNoise(3), average=True).weights, optimum)
     assert close["cosine"] > 0.99
     noisy = dataclasses.replace(spec, noise_multiplier=spec.noise_multiplier * 1e4)
@@ -258,15 +268,17 @@ def test_gradients_of_the_objective_have_a_mean_of_minus_1_under_the_weights(rng
     """sum_i lambda_i g_i = -1 for every record."""
     p = task(rng)
     weights = rng.dirichlet(np.ones(5))
-    vectors = UnitGradients.of(p, centred=False).clipped(weights, 1e9)
+    vectors = of(p, False).clipped(weights, 1e9)
     assert np.allclose(vectors @ weights, -1)
-    centred = UnitGradients.of(p, centred=True).clipped(weights, 1e9)
+    centred = of(p, True).clipped(weights, 1e9)
     assert np.allclose(centred, vectors - vectors.mean(axis=1, keepdims=True))
 
 
 def test_mean_loss_skips_rows_without_a_value_and_survives_zero():
     p = np.asarray([[0.5, 0.5], [np.nan, 0.1], [0.0, 0.0]])
-    assert mean_loss(p, np.asarray([0.5, 0.5])) == pytest.approx((np.log(2) + 300 * np.log(10)) / 2)
+    assert mean_loss(SourceTable.of_labels(p), np.asarray([0.5, 0.5])) == pytest.approx(
+        (np.log(2) + 300 * np.log(10)) / 2
+    )
 
 
 def test_closeness():
@@ -285,5 +297,5 @@ def test_the_gradient_is_exact_however_small_the_probabilities(rng):
     p, weights = rng.uniform(0.1, 1, (20, 5)), rng.dirichlet(np.ones(5))
     expected = -p / (p @ weights)[:, None]
     for scale in (1.0, 1e-9, 1e-90):
-        found = UnitGradients.of(p * scale, centred=False).clipped(weights, 1e6)
+        found = of(p * scale, False).clipped(weights, 1e6)
         np.testing.assert_allclose(found, expected, rtol=1e-12)

@@ -19,7 +19,8 @@ from dpmixmin import artifacts
 from dpmixmin.config import validate
 from dpmixmin.paths import Paths
 from dpmixmin.report import page, tables, words
-from dpmixmin.report.tables import AFTER, BEFORE, COLUMNS, Measurements, Settings, Stat
+from dpmixmin.report.settings import Settings
+from dpmixmin.report.tables import AFTER, BEFORE, COLUMNS, Measurements, Stat
 from dpmixmin.stages import report as stage
 
 TASKS = ("odd", "prime", "round", "small")
@@ -275,7 +276,7 @@ def test_summary_txt_numbers_come_from_the_long_table(demo):
     for line in top:
         numbers = re.findall(r"(\d\.\d{3}|-) -> (\d\.\d{3}|-)", line)
         tasks = TASKS if line.startswith("macro") else (line.split()[0],)
-        for method, pair in zip(tables.NAMES, numbers, strict=True):
+        for method, pair in zip(make_config().methods, numbers, strict=True):
             for stage_, shown in zip((BEFORE, AFTER), pair, strict=True):
                 mean = rows.filter(
                     pl.col("task").is_in(tasks) & (pl.col("method") == method) & (pl.col("stage") == stage_)
@@ -285,7 +286,7 @@ def test_summary_txt_numbers_come_from_the_long_table(demo):
     last = [line.split() for line in text.split("macro AUC after")[1].splitlines() if re.match(r"[125] ", line)]
     assert [line[0] for line in last] == ["1", "2", "5"]
     for line in last[1:]:
-        for method, shown in zip(tables.NAMES, line[1:], strict=True):
+        for method, shown in zip(make_config().methods, line[1:], strict=True):
             here = (pl.col("method") == method) & (pl.col("epsilon") == float(line[0])) & (pl.col("stage") == AFTER)
             assert shown == f"{rows.filter(here & (pl.col('metric') == 'auc'))['value'].mean():.3f}"
     assert "results/digits/study/report/index.html" in text

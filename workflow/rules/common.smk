@@ -14,7 +14,7 @@ sys.path.insert(0, str(Path(workflow.basedir) / "src"))
 
 from dpmixmin import cells, provenance
 from dpmixmin.artifacts import canonical, digest, write_json
-from dpmixmin.config import validate
+from dpmixmin.config import PLACES, validate
 from dpmixmin.errors import UserError
 from dpmixmin.lock import hold_while_running
 from dpmixmin.paths import Paths
@@ -57,6 +57,11 @@ shell.prefix(
 )
 
 
+def stage_of(name):
+    """Return the stage that does a step for this run's kind of data: labels, or texts."""
+    return f"text_{name}" if CONFIG.text else name
+
+
 def code_of(stage):
     """Return the source files of a stage: inputs of its rule, so that an edit reruns it and nothing else."""
     return [os.path.relpath(path) for path in provenance.code_of(stage)]
@@ -82,8 +87,8 @@ def group_name(stage, task, method):
 
 def local_files(*tables):
     """Return the files of these tables that lie outside the data cache: inputs, so that a new file is noticed."""
-    named = [(t.images, t.labels) if t.kind == "idx" else (t.path,) for t in tables if t is not None]
-    return [os.path.expanduser(path) for paths in named for path in paths if ":" not in path]
+    named = [getattr(t, key) for t in tables if t is not None and t.kind != "hub" for key in PLACES.get(t.kind, ())]
+    return [os.path.expanduser(path) for path in named if path is not None and ":" not in path]
 
 
 def files_of(folders, *names):
@@ -122,9 +127,24 @@ def models_of(task):
     return [cell for cell in CELLS if cell.task in ("", task)]
 
 
+# What a kind of data adds: names of files, and of the artefacts that several rules read.
+if CONFIG.text:
+    MODEL = ("model.safetensors", "config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json")
+    CARD = ("README.md",)
+    SAMPLED = ("sampled.json",)
+    SOURCES = [f"{PATHS.text(name)}/documents.parquet" for name in CONFIG.sources]
+    STANDINS = SOURCES
+    TOKENIZER = [f"{PATHS.tokenizer()}/tokenizer.json"]
+    PROXIES = [f"{PATHS.proxy(name)}/manifest.json" for name in CONFIG.sources]
+else:
+    MODEL, CARD, SAMPLED, TOKENIZER = ("model.safetensors",), (), (), []
+    SOURCES = [f"{PATHS.source('sources')}/records.parquet"]
+    STANDINS = [f"{PATHS.source('standins')}/records.parquet"]
+    PROXIES = [f"{PATHS.proxy()}/model.safetensors"]
+
 WEIGHTS = ("weights.json", "trajectory.parquet", "privacy.json")
-PRETRAINED = ("model.safetensors", "loss.parquet", "privacy.json")
-FINETUNED = ("model.safetensors", "privacy.json")
+PRETRAINED = (*MODEL, *CARD, *SAMPLED, "loss.parquet", "privacy.json")
+FINETUNED = (*MODEL, *CARD, "privacy.json")
 EVALUATION = ("metrics.json", "released.json", "privacy.json")
 SETTINGS = ("settings.json", "curve.parquet")
 FILES = {"mixture": WEIGHTS, "pretrained": PRETRAINED, "finetuned": FINETUNED}

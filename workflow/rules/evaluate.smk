@@ -4,9 +4,9 @@ Inputs: every model and mixture of a task, `private/records`, `private/splits` (
 `study/metrics/task=…`. Reads the test part without charge, so its output is for the researcher and never released.
 """
 
-TARGETS["metrics"] = files_of([PATHS.metrics(task) for task in CONFIG.tasks], "metrics.parquet")
+TARGETS["metrics"] = files_of([PATHS.metrics(task) for task in CONFIG.task_names], "metrics.parquet")
 
-for eval_task in CONFIG.tasks:
+for eval_task in CONFIG.task_names:
 
     rule:
         name:
@@ -19,7 +19,7 @@ for eval_task in CONFIG.tasks:
             ],
             f"{PATHS.records()}/records.parquet",
             TARGETS["splits"],
-            code=code_of("evaluate"),
+            code=code_of(stage_of("evaluate")),
         output:
             files_of([PATHS.metrics(eval_task)], "metrics.parquet"),
         log:
@@ -30,8 +30,9 @@ for eval_task in CONFIG.tasks:
         threads: CONFIG.threads
         params:
             settings=subtree("evaluate", eval_task),
+            stage=stage_of("evaluate"),
             task=eval_task,
         message:
             "Measuring {params.task} on the test part (study only)."
         shell:
-            "python -m dpmixmin evaluate --task {params.task} 2>&1 | tee {log}"
+            "python -m dpmixmin {params.stage} --task {params.task} 2>&1 | tee {log}"

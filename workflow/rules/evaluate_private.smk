@@ -15,7 +15,7 @@ if EVALUATIONS:
             f"{PATHS.records()}/records.parquet",
             [f"{PATHS.split(seed)}/split.parquet" for seed in seeds_of(EVALUATIONS)],
             files_of(folders_of(cells.select(CELLS, stage="finetuned")), *FINETUNED),
-            code=code_of("evaluate_private"),
+            code=code_of(stage_of("evaluate_private")),
         output:
             TARGETS["evaluation"],
         log:
@@ -26,8 +26,9 @@ if EVALUATIONS:
         threads: CONFIG.threads
         params:
             settings=subtree("evaluate_private"),
+            stage=stage_of("evaluate_private"),
             charge_aborted=CONFIG.privacy.charge_aborted,
         message:
             "Measuring the model on the test part, for a price."
         shell:
-            "python -m dpmixmin evaluate_private 2>&1 | tee {log}"
+            "python -m dpmixmin {params.stage} 2>&1 | tee {log}"

@@ -18,7 +18,7 @@ for (fine_task, fine_method), fine_cells in groups("finetuned").items():
             f"{PATHS.finetune_settings(fine_method)}/settings.json",
             f"{PATHS.records()}/records.parquet",
             [f"{PATHS.split(seed)}/split.parquet" for seed in seeds_of(fine_cells)],
-            code=code_of("finetune"),
+            code=code_of(stage_of("finetune")),
         output:
             files_of(folders_of(fine_cells), *FINETUNED),
         log:
@@ -29,6 +29,7 @@ for (fine_task, fine_method), fine_cells in groups("finetuned").items():
         threads: CONFIG.threads
         params:
             settings=subtree("finetune", fine_task),
+            stage=stage_of("finetune"),
             task=fine_task,
             method=fine_method,
             charge_aborted=CONFIG.privacy.charge_aborted,
@@ -36,4 +37,4 @@ for (fine_task, fine_method), fine_cells in groups("finetuned").items():
         message:
             "Fine-tuning {params.number} model(s) of {params.method} on {params.task} with DP-SGD."
         shell:
-            "python -m dpmixmin finetune --method {params.method} --task {params.task} 2>&1 | tee {log}"
+            "python -m dpmixmin {params.stage} --method {params.method} --task {params.task} 2>&1 | tee {log}"

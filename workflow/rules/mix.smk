@@ -2,7 +2,7 @@
 
 Inputs: `private/predictions` (dp_mixmin: mixing part; mixmin: all of train), the mixture's settings, the proxy.
 Outputs, per cell: `weights.json`, `trajectory.parquet`, `privacy.json` in `released/` (dp_mixmin), `study/` (mixmin:
-not private) or `public/` (uniform).
+not private) or `public/` (uniform, proportional).
 Spends: one ledger entry per dp_mixmin cell, at (epsilon, delta) on the mixing part. Re-runs cost nothing.
 """
 
@@ -16,13 +16,13 @@ for (mix_task, mix_method), mix_cells in groups("mixture").items():
         input:
             (
                 [f"{PATHS.predictions(seed)}/predictions.parquet" for seed in seeds_of(mix_cells)]
-                if mix_method != "uniform"
-                else []
+                if mix_method in ("mixmin", "dp_mixmin")
+                else [PATHS.fetched(), *SOURCES] if mix_method == "proportional" else [PATHS.fetched()]
             ),
             (
                 [
                     f"{MIXTURE_SETTINGS}/settings.json",
-                    f"{PATHS.proxy()}/model.safetensors",
+                    *PROXIES,
                 ]
                 if mix_method == "dp_mixmin"
                 else []

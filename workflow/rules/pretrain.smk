@@ -1,6 +1,6 @@
 """Pretraining on the weighted public mixture.
 
-Inputs: weights, `public/sources/sources`. Outputs, per cell: `model.safetensors`, `loss.parquet`, `privacy.json` in
+Inputs: weights, `public/sources`. Outputs, per cell: the model, `loss.parquet`, `privacy.json` (of texts also a card) in
 the room of its weights (`public/` for none and uniform). Post-processing: touches nothing private, spends nothing.
 """
 
@@ -12,9 +12,10 @@ for (pre_task, pre_method), pre_cells in groups("pretrained").items():
         name:
             group_name("pretrain", pre_task, pre_method)
         input:
-            f"{PATHS.source('sources')}/records.parquet",
+            SOURCES,
+            TOKENIZER,
             [f"{folder}/weights.json" for folder in folders_of(mixtures_behind(pre_cells))],
-            code=code_of("pretrain"),
+            code=code_of(stage_of("pretrain")),
         output:
             files_of(folders_of(pre_cells), *PRETRAINED),
         log:
@@ -24,6 +25,7 @@ for (pre_task, pre_method), pre_cells in groups("pretrained").items():
         threads: CONFIG.threads
         params:
             settings=subtree("pretrain"),
+            stage=stage_of("pretrain"),
             task=task_option(pre_task),
             method=pre_method,
             charge_aborted=CONFIG.privacy.charge_aborted,
@@ -31,4 +33,4 @@ for (pre_task, pre_method), pre_cells in groups("pretrained").items():
         message:
             "Pretraining {params.number} model(s) for {params.method} {params.task}."
         shell:
-            "python -m dpmixmin pretrain --method {params.method} {params.task} 2>&1 | tee {log}"
+            "python -m dpmixmin {params.stage} --method {params.method} {params.task} 2>&1 | tee {log}"

@@ -12,9 +12,9 @@ TARGETS["predictions"] = files_of([PATHS.predictions(seed) for seed in SEEDS], "
 rule prepare_records:
     input:
         PATHS.fetched(),
-        f"{PATHS.source('sources')}/records.parquet",
+        TOKENIZER if CONFIG.text else SOURCES,
         local_files(CONFIG.private.table),
-        code=code_of("records"),
+        code=code_of(stage_of("records")),
     output:
         files_of([PATHS.records()], "records.parquet", "counts.json"),
     log:
@@ -24,10 +24,11 @@ rule prepare_records:
         "../../envs/cpu.yaml"
     params:
         settings=subtree("records"),
+        stage=stage_of("records"),
     message:
         "Preparing the sensitive table (stays in private/)."
     shell:
-        "python -m dpmixmin records 2>&1 | tee {log}"
+        "python -m dpmixmin {params.stage} 2>&1 | tee {log}"
 
 
 rule assign_parts:
@@ -53,8 +54,8 @@ rule predict:
     input:
         f"{PATHS.records()}/records.parquet",
         [f"{PATHS.split(seed)}/split.parquet" for seed in SEEDS],
-        f"{PATHS.proxy()}/model.safetensors",
-        code=code_of("predict"),
+        PROXIES,
+        code=code_of(stage_of("predict")),
     output:
         TARGETS["predictions"],
     log:
@@ -65,7 +66,8 @@ rule predict:
     threads: CONFIG.threads
     params:
         settings=subtree("predict"),
+        stage=stage_of("predict"),
     message:
-        "Predicting sensitive training records with the public proxy (stays in private/)."
+        "Predicting sensitive training records with the public proxies (stays in private/)."
     shell:
-        "python -m dpmixmin predict 2>&1 | tee {log}"
+        "python -m dpmixmin {params.stage} 2>&1 | tee {log}"

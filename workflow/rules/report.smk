@@ -4,6 +4,7 @@ Inputs: `study/metrics`, `public/settings`. Outputs: `study/report`. Reads no se
 measured without charge, so it is for the researcher and never released.
 """
 
+REPORT_FIGURES = ("perplexity" if CONFIG.text else "auc", "gain", "weights", "tuning")
 REPORT_FILES = (
     "summary.csv",
     "summary.txt",
@@ -11,14 +12,14 @@ REPORT_FILES = (
     "mixtures.csv",
     "index.html",
     *(("twice.csv",) if CONFIG.finetune.twice_the_steps else ()),
-    *(f"figure_{name}.{kind}" for name in ("auc", "gain", "weights", "tuning") for kind in ("svg", "png")),
+    *(f"figure_{name}.{kind}" for name in REPORT_FIGURES for kind in ("svg", "png")),
 )
 TARGETS["report"] = files_of([PATHS.report()], *REPORT_FILES)
 
 
 rule make_report:
     input:
-        [f"{PATHS.metrics(task)}/metrics.parquet" for task in CONFIG.tasks],
+        [f"{PATHS.metrics(task)}/metrics.parquet" for task in CONFIG.task_names],
         [path for path in TARGETS["settings"] if not path.endswith("manifest.json")],
         code=code_of("report"),
     output:

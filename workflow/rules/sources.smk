@@ -1,11 +1,16 @@
 """Public data.
 
-Inputs: what the config names. Outputs: `public/data/fetched.json`, `public/sources/{sources,standins}`.
+Inputs: what the config names. Outputs: `public/data/fetched.json`, `public/sources/{sources,standins}`; of texts,
+`public/sources/source=…` and `public/tokenizer`.
 Touches nothing private (fetching a file that plays the sensitive dataset does not open it). Spends nothing.
 """
 
-PUBLIC_TABLES = [PATHS.source("sources")] + ([PATHS.source("standins")] if CONFIG.public.standins else [])
-TARGETS["sources"] = files_of(PUBLIC_TABLES, "records.parquet")
+if CONFIG.text:
+    TARGETS["sources"] = files_of([PATHS.text(name) for name in CONFIG.sources], "documents.parquet")
+    TARGETS["sources"] += files_of([PATHS.tokenizer()], "tokenizer.json", "tokenizer_config.json")
+else:
+    PUBLIC_TABLES = [PATHS.source("sources")] + ([PATHS.source("standins")] if CONFIG.public.standins else [])
+    TARGETS["sources"] = files_of(PUBLIC_TABLES, "records.parquet")
 
 
 rule fetch:
@@ -28,8 +33,8 @@ rule fetch:
 rule prepare_sources:
     input:
         PATHS.fetched(),
-        local_files(CONFIG.public.sources, CONFIG.public.standins),
-        code=code_of("sources"),
+        local_files(CONFIG.public.sources, CONFIG.public.standins, *CONFIG.public.texts.values()),
+        code=code_of(stage_of("sources")),
     output:
         TARGETS["sources"],
     log:
@@ -38,7 +43,8 @@ rule prepare_sources:
         "../../envs/cpu.yaml"
     params:
         settings=subtree("sources"),
+        stage=stage_of("sources"),
     message:
-        "Preparing the public sources and stand-ins."
+        "Preparing the public sources."
     shell:
-        "python -m dpmixmin sources 2>&1 | tee {log}"
+        "python -m dpmixmin {params.stage} 2>&1 | tee {log}"

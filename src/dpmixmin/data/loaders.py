@@ -1,4 +1,4 @@
-"""Loaders: one function per format, all giving :class:`~dpmixmin.data.records.Records`.
+"""Loaders of records with features and labels: one function per format, and the ids that texts have too.
 
 Every transformation here is a function of ONE row and public constants (rule 25): pooling, scaling, clamping, ids.
 For PUBLIC data a bad value or an empty table is an error. For PRIVATE data only the schema is one: a value that is
@@ -7,22 +7,33 @@ not finite stays NaN and contributes zero later (rule 6), and an empty table is 
 
 from __future__ import annotations
 
+import csv
 import hashlib
 import hmac
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
 from dpmixmin.data import fetch
 from dpmixmin.data.records import Records
+from dpmixmin.data.text_records import TextRecords
 from dpmixmin.errors import UserError
-from dpmixmin.sections import IdxTable, Inputs, ParquetTable, Private
+from dpmixmin.sections import Inputs, Private
+from dpmixmin.table_sections import IdxTable, ImageTable, LabelTable, ParquetTable
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+_Table = TypeVar("_Table", Records, TextRecords)
+_LONGEST_FIELD = 2**31 - 1
+"""Characters of a CSV field; the standard library's own limit would make a long private text an error."""
 
 
 @dataclass
-class _Raw:
+class Raw:
     """What a format's reader gives: raw values, and per row the bytes that identify its content."""
 
     features: np.ndarray
@@ -32,14 +43,14 @@ class _Raw:
     unit: list | None = None
 
 
-def load_public(table: IdxTable | ParquetTable, inputs: Inputs) -> Records:
+def load_public(table: LabelTable, inputs: Inputs) -> Records:
     """Load a public table; ids are row numbers.
 
     Raises:
         UserError: unreadable, empty, or holding NaN or infinity.
     """
     raw = _read(table, None, None)
-    where = table.images if isinstance(table, IdxTable) else table.path
+    where = _place(table)
     if not len(raw.features):
         raise UserError(f"{where}: no rows; a public source must have some")
     for name, values in {"features": raw.features, **raw.labels}.items():
@@ -51,12 +62,7 @@ def load_public(table: IdxTable | ParquetTable, inputs: Inputs) -> Records:
 
 
 def load_private(private: Private, inputs: Inputs, key: bytes, width: int, access: object) -> Records:
-    """Load the sensitive table.
-
-    A record's id is the HMAC of its id column (and its unit), or of its content with an occurrence number, so
-    equal rows get different ids and removing one row changes no other's (rule 11). A unit's id is the HMAC of its
-    column; a row without one is a unit of its own. At most ``max_records_per_unit`` records of a unit are kept: those
-    with the smallest ids, a function of that unit alone.
+    """Load the sensitive table, with ids of :func:`identify`, within the limits of :func:`within_limits`.
 
     Args:
         private: the dataset's config.
@@ -73,22 +79,53 @@ def load_private(private: Private, inputs: Inputs, key: bytes, width: int, acces
     unit_column = None if private.unit == "record" else private.unit
     raw = _read(private.table, unit_column, width)
     units = raw.unit if raw.unit is not None else [None] * len(raw.features)
-    if raw.record_id is None:
-        record = content_ids(raw.content, key)
+    record, unit = identify(units, raw.record_id, raw.content, key)
+    return within_limits(Records(record, unit, _scale(raw.features, inputs), raw.labels), private)
+
+
+# -- ids and limits, for texts too ----------------------------------------------------------------------------
+
+
+def identify(
+    units: list, record_ids: list | None, contents: Iterable[bytes], key: bytes
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return the ids of records and of their units, text of shape (n,) each.
+
+    A record's id is the HMAC of its id column (and its unit), or of its content with an occurrence number, so
+    equal rows get different ids and removing one row changes no other's (rule 11). A unit's id is the HMAC of its
+    column; a row without one is a unit of its own.
+
+    Args:
+        units: each row's value of the unit column, or None.
+        record_ids: each row's value of the id column, if there is one.
+        contents: without it, the bytes that identify each row; they hold the unit, so that equal rows of two units
+            stay apart.
+        key: HMAC key of the ids.
+    """
+    if record_ids is None:
+        record = content_ids(contents, key)
     else:
-        pairs = zip(units, raw.record_id, strict=True)
-        record = [_hmac(key, b"record", _text(unit) + b"\0" + _text(value)) for unit, value in pairs]
+        pairs = zip(units, record_ids, strict=True)
+        record = [_hmac(key, b"record", value_bytes(unit) + b"\0" + value_bytes(value)) for unit, value in pairs]
     unit = [
-        _hmac(key, b"unit", _text(value)) if value is not None and value == value else identity
+        _hmac(key, b"unit", value_bytes(value)) if value is not None and value == value else identity
         for value, identity in zip(units, record, strict=True)
     ]
-    features = _scale(raw.features, inputs)
-    records = Records(
-        np.asarray(record, dtype=np.str_), np.asarray(unit, dtype=np.str_), features, raw.labels
-    ).sorted()
+    return np.asarray(record, dtype=np.str_), np.asarray(unit, dtype=np.str_)
+
+
+def within_limits(records: _Table, private: Private) -> _Table:
+    """Sort by (unit, record), and keep what a public rule about each unit alone keeps (rules 13 and 25).
+
+    A unit with fewer than ``min_records_per_unit`` records is left out; of any other, at most
+    ``max_records_per_unit`` records stay, those with the smallest ids.
+    """
+    records = records.sorted()
     _, index = records.units()
-    starts = np.flatnonzero(np.r_[True, np.diff(index) > 0]) if len(index) else np.zeros(0, dtype=int)
-    rank = np.arange(len(index)) - starts[index] if len(index) else np.zeros(0, dtype=int)
+    sizes = np.bincount(index)
+    rank = np.arange(len(index)) - (np.cumsum(sizes) - sizes)[index]
+    enough = sizes[index] >= private.min_records_per_unit
+    records, rank = records.take(enough), rank[enough]
     return records.take(rank < private.max_records_per_unit)
 
 
@@ -108,7 +145,8 @@ def _hmac(key: bytes, purpose: bytes, value: bytes) -> str:
     return hmac.new(key, purpose + b"\0" + value, hashlib.sha256).hexdigest()[:32]
 
 
-def _text(value) -> bytes:
+def value_bytes(value) -> bytes:
+    """Return the bytes that stand for a value of an id or unit column, its type included."""
     return f"{type(value).__name__}:{value!r}".encode()
 
 
@@ -119,25 +157,34 @@ def _scale(features: np.ndarray, inputs: Inputs) -> np.ndarray:
     return np.clip(scaled, -inputs.bound, inputs.bound).astype(np.float32)
 
 
-def _read(table: IdxTable | ParquetTable, unit_column: str | None, width: int | None) -> _Raw:
+def _place(table: LabelTable) -> str:
+    return table.images if isinstance(table, IdxTable) else table.path
+
+
+def _read(table: LabelTable, unit_column: str | None, width: int | None) -> Raw:
     """Read a table; ``width`` is None for public tables, whose own rows say how many features there are."""
     if isinstance(table, IdxTable):
         if unit_column is not None:
             raise UserError(f"private.unit: idx files have no column `{unit_column}`; use `record` or a Parquet table")
         raw = _read_idx(table)
-        if width is not None and raw.features.shape[1] != width:
-            raise UserError(
-                f"{table.images}: {raw.features.shape[1]} features a record, the public sources have {width}; "
-                "they must agree"
-            )
-        return raw
-    return _read_parquet(table, unit_column, width)
+    elif isinstance(table, ImageTable):
+        from dpmixmin.data import images  # it needs Pillow, and this module
+
+        raw = images.read(table, unit_column, public=width is None)
+    else:
+        return _read_parquet(table, unit_column, width)
+    if width is not None and raw.features.shape[1] != width:
+        raise UserError(
+            f"{_place(table)}: {raw.features.shape[1]} features a record, the public sources have {width}; "
+            "they must agree"
+        )
+    return raw
 
 
 # -- idx ------------------------------------------------------------------------------------------------------
 
 
-def _read_idx(table: IdxTable) -> _Raw:
+def _read_idx(table: IdxTable) -> Raw:
     images = _idx(fetch.resolve(table.images), 3)
     labels = _idx(fetch.resolve(table.labels), 1)
     if len(images) != len(labels):
@@ -151,7 +198,7 @@ def _read_idx(table: IdxTable) -> _Raw:
     pool = table.pool
     pooled = images.reshape(len(images), height // pool, pool, width // pool, pool).mean(axis=(2, 4))
     flat = pooled.reshape(len(images), (height // pool) * (width // pool))
-    return _Raw(flat, {table.label: labels.astype(np.float32)}, content)
+    return Raw(flat, {table.label: labels.astype(np.float32)}, content)
 
 
 def _idx(path: Path, dimensions: int) -> np.ndarray:
@@ -166,36 +213,78 @@ def _idx(path: Path, dimensions: int) -> np.ndarray:
     return np.frombuffer(data, dtype=np.uint8, offset=start).reshape(shape)
 
 
+# -- CSV ------------------------------------------------------------------------------------------------------
+
+
+def csv_rows(path: Path, wanted: Iterable[str]) -> Iterator[dict[str, str | None]]:
+    """Read a CSV with a header, row by row: the wanted columns, None where a row is short.
+
+    Bytes that are not UTF-8 become lone surrogates, so that one bad row does not stop the others.
+
+    Raises:
+        UserError: no readable header, or a column is missing.
+    """
+    wanted = list(wanted)
+    csv.field_size_limit(_LONGEST_FIELD)
+    with open(path, encoding="utf-8-sig", errors="surrogateescape", newline="") as lines:
+        rows = csv.reader(lines)
+        header = next(rows, [])
+        require_columns(path, header, wanted)
+        places = {name: header.index(name) for name in wanted}
+        for row in rows:
+            if row:  # a blank line is no row
+                yield {name: row[place] if place < len(row) else None for name, place in places.items()}
+
+
+def require_columns(path: Path | str, names: Iterable[str], wanted: Iterable[str]) -> None:
+    """Check a schema.
+
+    Raises:
+        UserError: it lacks a wanted column.
+    """
+    names = list(names)
+    missing = [name for name in wanted if name not in names]
+    if missing:
+        raise UserError(f"{path}: no column `{missing[0]}`; it has: {', '.join(names[:20])}")
+
+
 # -- Parquet --------------------------------------------------------------------------------------------------
 
 
-def _read_parquet(table: ParquetTable, unit_column: str | None, width: int | None) -> _Raw:
+def parquet_table(path: Path, wanted: Iterable[str]) -> pa.Table:
+    """Read a Parquet file that must have the wanted columns.
+
+    Raises:
+        UserError: not a Parquet file, or a column is missing.
+    """
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    path = fetch.resolve(table.path)
     try:
-        schema = pq.read_schema(path)
-        wanted = [*table.features, *table.labels]
-        wanted += [name for name in (table.record_id, unit_column) if name]
-        missing = [name for name in wanted if name not in schema.names]
-        if missing:
-            raise UserError(f"{path}: no column `{missing[0]}`; it has: {', '.join(schema.names[:20])}")
-        data = pq.read_table(path, partitioning=None)
+        require_columns(path, pq.read_schema(path).names, wanted)
+        return pq.read_table(path, partitioning=None)
     except (pa.ArrowInvalid, OSError):
         raise UserError(f"{path}: not a readable Parquet file; check or rewrite it") from None
+
+
+def _read_parquet(table: ParquetTable, unit_column: str | None, width: int | None) -> Raw:
+    path = fetch.resolve(table.path)
+    wanted = [*table.features, *table.labels]
+    wanted += [name for name in (table.record_id, unit_column) if name]
+    data = parquet_table(path, wanted)
     features = _features(data, table.features, path, width)
     with np.errstate(over="ignore"):  # a numpy warning would tell of a wild value
         labels = {name: _scalars(data[name], name, path).astype(np.float32) for name in table.labels}
-    units = _values(data[unit_column]) if unit_column else None
+    units = column_values(data[unit_column]) if unit_column else None
     content = []
     if table.record_id is None:
         # The configured columns, as the numbers they are read as: a new column, or another type of the same numbers,
         # must not deal every record anew.
         numbers = np.concatenate([features, *(labels[name][:, None] for name in table.labels)], axis=1)
         owners = units or [None] * len(numbers)
-        content = [row.tobytes() + _text(owner) for row, owner in zip(numbers, owners, strict=True)]
-    return _Raw(features, labels, content, _values(data[table.record_id]) if table.record_id else None, units)
+        content = [row.tobytes() + value_bytes(owner) for row, owner in zip(numbers, owners, strict=True)]
+    record_id = column_values(data[table.record_id]) if table.record_id else None
+    return Raw(features, labels, content, record_id, units)
 
 
 def _features(data, names: tuple[str, ...], path: Path, width: int | None) -> np.ndarray:
@@ -239,7 +328,7 @@ def _lists(column, name: str, path: Path, width: int | None, *, alone: bool) -> 
     With ``width`` None (public data) the first row decides, and another length is an error.
     """
     _require_numbers(column.type.value_type, name, path)
-    rows = _values(column)
+    rows = column_values(column)
     if width is None:
         width = len(rows[0]) if rows and rows[0] is not None else 0
         odd = next((i for i, row in enumerate(rows) if row is None or len(row) != width), None)
@@ -254,7 +343,7 @@ def _lists(column, name: str, path: Path, width: int | None, *, alone: bool) -> 
     return out
 
 
-def _values(column) -> list:
+def column_values(column) -> list:
     """Return a column's values as Python objects; one that cannot be read does not stop the others."""
     try:
         return column.to_pylist()

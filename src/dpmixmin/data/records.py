@@ -59,6 +59,13 @@ class Records:
         names, index = np.unique(self.unit, return_inverse=True)
         return len(names), index
 
+    def names(self) -> np.ndarray:
+        """Return a 64-bit name of each record (uint64): of its unit and id, since ids need be unique within a unit."""
+        from dpmixmin.privacy.subsample import names
+
+        pairs = zip(self.unit.tolist(), self.record.tolist(), strict=True)
+        return names(np.asarray([f"{unit} {record}" for unit, record in pairs], dtype=np.str_))
+
     def counts(self, max_records_per_unit: int) -> dict[str, int | dict[str, int]]:
         """Count what an owner wants to know of the table: raw private data, for ``private/`` only.
 

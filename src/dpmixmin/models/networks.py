@@ -102,7 +102,8 @@ def state_bytes(model: nn.Module) -> bytes:
     """Return a model's weights as safetensors bytes."""
     from safetensors.torch import save
 
-    return save({name: value.contiguous() for name, value in model.state_dict().items()})
+    # Clones: safetensors refuses tensors that share memory, as tied weights do.
+    return save({name: value.clone().contiguous() for name, value in model.state_dict().items()})
 
 
 def load_bytes(model: nn.Module, data: bytes) -> nn.Module:

@@ -402,7 +402,7 @@ class Ledger:
 def _caveats(private: Private) -> tuple[str, ...]:
     """Return what statements must say about a dataset's ids (rule 11)."""
     found = []
-    if private.table.kind == "idx" and private.table.rows is not None:
+    if getattr(private.table, "rows", None) is not None:
         # Positions move when a record is removed, so they are for frozen files.
         found.append("private.table.rows selects by position: the guarantee holds for a frozen file only")
     if private.unit == "record" and getattr(private.table, "record_id", None) is None:

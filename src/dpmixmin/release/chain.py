@@ -67,7 +67,7 @@ class _Artefact:
     def digest(self) -> str:
         """Digest of its content, as its children name it."""
         files = self.manifest["files"]
-        return artifacts.digest({name: value for name, value in files.items() if name != "privacy.json"})
+        return artifacts.digest({name: value for name, value in files.items() if name not in artifacts.VIEWS})
 
     def file(self, name: str) -> bytes:
         """Return a file, the bytes that the manifest names."""

@@ -1,103 +1,66 @@
-"""The figures of the report, as SVG and PNG. Colour-blind-safe, one colour a method in all of them, deterministic.
-
-matplotlib is imported inside the functions: asking for tables alone does not load it.
-"""
+"""The figures of the report, as SVG and PNG. Colour-blind-safe, one colour a method in all of them, deterministic."""
 
 from __future__ import annotations
 
-import io
 import math
 import textwrap
 from collections.abc import Sequence
 
-from dpmixmin.report.tables import AFTER, BEFORE, NAMES, Measurements, Settings, Stat, View, relative_gain, view
+from dpmixmin.report import tables
+from dpmixmin.report.drawing import COLOURS, MARKERS, STYLE, WIDTH, Images, bars, new, save, say
+from dpmixmin.report.score import Score
+from dpmixmin.report.settings import Settings
+from dpmixmin.report.tables import AFTER, BEFORE, NAMES, Measurements, Stat, View, relative_gain, view
 from dpmixmin.report.words import describe_mixture
-
-COLOURS = {"none": "#777777", "uniform": "#E69F00", "mixmin": "#009E73", "dp_mixmin": "#0072B2"}
-"""From the Okabe-Ito palette."""
-MARKERS = {"none": "v", "uniform": "s", "mixmin": "D", "dp_mixmin": "o"}
-HATCH = "////"
-"""Non-private bars are hatched."""
-WIDTH = 8.4
-"""Inches; the same for all figures, so that their text has one size on the page."""
-
-_STYLE = {
-    "svg.fonttype": "none",
-    "svg.hashsalt": "dpmixmin",
-    "font.family": "sans-serif",
-    "font.sans-serif": ["DejaVu Sans", "Verdana", "Arial", "Helvetica"],
-    "font.size": 9,
-    "axes.titlesize": 9.5,
-    "axes.titlelocation": "left",
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.axisbelow": True,
-    "axes.grid": True,
-    "axes.grid.axis": "y",
-    "grid.color": "#dddddd",
-    "legend.frameon": False,
-    "hatch.linewidth": 0.7,
-    "errorbar.capsize": 3,
-}
-
-Images = dict[str, bytes]
-"""File name to content."""
 
 
 def draw_all(measured: Measurements, settings: dict[str, Settings]) -> Images:
     """Draw every figure."""
     from matplotlib import rc_context
 
-    with rc_context(_STYLE):
+    gain = figure_gain if measured.score.over_tasks else figure_reduction
+    with rc_context(STYLE):
         return {
-            **_save("figure_auc", figure_auc(measured)),
-            **_save("figure_gain", figure_gain(measured)),
-            **_save("figure_weights", figure_weights(measured)),
-            **_save("figure_tuning", figure_tuning(settings)),
+            **save(measured.score.figure, figure_scores(measured)),
+            **save("figure_gain", gain(measured)),
+            **save("figure_weights", figure_weights(measured)),
+            **save("figure_tuning", figure_tuning(settings, measured.score)),
         }
 
 
-def _save(name: str, figure) -> Images:
-    svg, png = io.BytesIO(), io.BytesIO()
-    figure.savefig(svg, format="svg", metadata={"Date": None})
-    figure.savefig(png, format="png", dpi=150)
-    return {f"{name}.svg": svg.getvalue(), f"{name}.png": png.getvalue()}
+# -- scores against epsilon -----------------------------------------------------------------------------------
 
 
-def _new(width: float, height: float, rows: int = 1, columns: int = 1, **options):
-    """Return a figure and its panels, without pyplot's global state."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(width, height), layout="constrained")
-    return figure, figure.subplots(rows, columns, squeeze=False, **options)
+FLAT = 2.0
+"""Perplexities are drawn on one axis where the highest is at most so many times the lowest."""
 
 
-def _say(axis, text: str) -> None:
-    """Show a sentence in a panel that has nothing to draw."""
-    axis.set_axis_off()
-    axis.text(0.5, 0.5, text, ha="center", va="center", color="#555555", transform=axis.transAxes, wrap=True)
-
-
-# -- AUC against epsilon --------------------------------------------------------------------------------------
-
-
-def figure_auc(measured: Measurements):
-    """Macro test AUC against epsilon, before and after fine-tuning (DP-MixMin paper, figure 2)."""
-    figure, axes = _new(WIDTH, 3.7, 1, 2)
+def figure_scores(measured: Measurements):
+    """Score against epsilon, before and after fine-tuning (DP-MixMin paper, figures 2 and 5)."""
     trained = [method for method in measured.methods if method != "none"]
     before, after = view(measured, BEFORE, trained), view(measured, AFTER, measured.methods)
-    for axis, title, shown in ((axes[0, 0], "Before fine-tuning", before), (axes[0, 1], "After fine-tuning", after)):
-        axis.set_title("\n".join([title, *_lines_of(shown.describe()), *_left_out(shown)]))
+    notes, share = ([], []), False
+    if not measured.score.higher_is_better:
+        after, notes, share = _readable(measured, before, after)
+    figure, axes = new(WIDTH, 3.7, 1, 2, sharey=share)
+    panels = ("Before fine-tuning", before), ("After fine-tuning", after)
+    for axis, (title, shown), note in zip(axes[0], panels, notes, strict=True):
+        axis.set_title("\n".join([title, *_lines_of(shown.describe()), *_left_out(shown), *note]))
         if shown.stats:
-            _lines(axis, shown)
+            _lines(axis, shown, measured.score)
         else:
-            _say(axis, "nothing to compare")
-    handles = [axes[0, i].get_legend_handles_labels() for i in (0, 1)]
+            say(axis, "nothing to compare")
+    _legend(figure, axes[0], [NAMES[method] for method in measured.methods])
+    return figure
+
+
+def _legend(figure, axes, order: Sequence[str]) -> None:
+    """Add one legend for several panels."""
+    handles = [axis.get_legend_handles_labels() for axis in axes]
     labels = {label: handle for found in handles for handle, label in zip(*found, strict=True)}
-    ordered = [NAMES[method] for method in measured.methods if NAMES[method] in labels]
+    ordered = [label for label in order if label in labels]
     if ordered:
         figure.legend([labels[label] for label in ordered], ordered, loc="outside lower center", ncols=len(ordered))
-    return figure
 
 
 def _lines_of(text: str) -> list[str]:
@@ -105,12 +68,33 @@ def _lines_of(text: str) -> list[str]:
     return textwrap.wrap(text, 52)
 
 
+def _readable(measured: Measurements, before: View, after: View) -> tuple[View, tuple[list, list], bool]:
+    """Leave an untrained model out of the lines where it would flatten them, and say its level instead.
+
+    Returns:
+        What is drawn after fine-tuning; lines under the two titles; whether both panels can share their axis.
+    """
+    untrained = [stat.mean for (method, _), stat in after.stats.items() if method == "none"]
+    levels = [stat.mean for (method, _), stat in after.stats.items() if method != "none"]
+    notes: tuple[list[str], list[str]] = ([], [])
+    initial = Stat.of(v for task in measured.tasks for v in measured.scores(BEFORE, task, "none", None).values())
+    if initial.n:
+        notes[0].append(f"off the scale: {NAMES['none']}, {measured.score.number(initial.mean)}")
+    if untrained and levels and max(untrained) > FLAT * max(levels):
+        span = " to ".join(dict.fromkeys(map(measured.score.number, (min(untrained), max(untrained)))))
+        notes[1].append(f"off the scale: {NAMES['none']}, {span}")
+        after = view(measured, AFTER, [method for method in measured.methods if method != "none"])
+    drawn = [stat.mean for shown in (before, after) for stat in shown.stats.values() if stat.mean is not None]
+    share = bool(before.stats and after.stats) and max(drawn) <= FLAT * min(drawn)
+    return after, notes, share
+
+
 def _left_out(shown: View) -> list[str]:
     names = ", ".join(NAMES[method] for method in shown.left_out)
     return _lines_of(f"not shown, lacks an ε: {names}") if names else []
 
 
-def _lines(axis, shown: View) -> None:
+def _lines(axis, shown: View, score: Score) -> None:
     methods = shown.methods()
     for number, method in enumerate(methods):
         shift = 0.06 * (number - (len(methods) - 1) / 2)
@@ -133,7 +117,7 @@ def _lines(axis, shown: View) -> None:
     axis.set_xticks(range(len(shown.epsilons)), [f"{e:g}" for e in shown.epsilons])
     axis.set_xlim(-0.4, len(shown.epsilons) - 0.6)
     axis.set_xlabel("ε")
-    axis.set_ylabel("macro test AUC")
+    axis.set_ylabel(score.overall)
 
 
 # -- gain over no pretraining ---------------------------------------------------------------------------------
@@ -143,10 +127,11 @@ def gains(measured: Measurements) -> tuple[float, dict[str, dict[str, Stat]]]:
     """Return the smallest fine-tuned epsilon and the relative gains over `none` there: method to task to percent."""
     epsilon = measured.smallest_epsilon(AFTER)
     found: dict[str, dict[str, Stat]] = {}
-    for method in [m for m in measured.methods if m != "none"]:
-        for task in measured.shared_tasks(AFTER, (method, "none"), [epsilon]):
-            base, ours = (Stat.of(measured.scores(AFTER, task, m, epsilon).values()) for m in ("none", method))
-            found.setdefault(method, {})[task] = relative_gain(ours, base)
+    base = measured.score.base
+    for method in [m for m in measured.methods if m != base]:
+        for task in measured.shared_tasks(AFTER, (method, base), [epsilon]):
+            theirs, ours = (Stat.of(measured.scores(AFTER, task, m, epsilon).values()) for m in (base, method))
+            found.setdefault(method, {})[task] = relative_gain(ours, theirs)
     return epsilon, found
 
 
@@ -154,10 +139,10 @@ def figure_gain(measured: Measurements):
     """Per-task relative AUC gain over no pretraining at the smallest epsilon (DP-MixMin paper, figure 3)."""
     epsilon, found = gains(measured)
     tasks = [task for task in measured.tasks if any(task in by_task for by_task in found.values())]
-    figure, axes = _new(min(16, max(WIDTH, 1.5 + 1.1 * len(tasks))), 3.5)
+    figure, axes = new(min(16, max(WIDTH, 1.5 + 1.1 * len(tasks))), 3.5)
     axis = axes[0, 0]
     if not found:
-        _say(axis, "no fine-tuned model without pretraining to compare with")
+        say(axis, "no fine-tuned model without pretraining to compare with")
         return figure
     common = [task for task in tasks if all(task in by_task for by_task in found.values())]
     width = 0.8 / len(found)
@@ -166,61 +151,70 @@ def figure_gain(measured: Measurements):
         if common:
             label += f": macro {sum(by_task[task].mean for task in common) / len(common):+.1f} %"
         places = [tasks.index(task) + width * (number - (len(found) - 1) / 2) for task in by_task]
-        _bars(axis, places, list(by_task.values()), 0.9 * width, method, label)
+        bars(axis, places, list(by_task.values()), 0.9 * width, method, label)
     axis.axhline(0, color="#333333", linewidth=0.8)
     axis.set_xticks(range(len(tasks)), tasks, rotation=_rotation(tasks), ha="right" if _rotation(tasks) else "center")
-    axis.set_ylabel("AUC gain over no pretraining (%)")
+    axis.set_ylabel(measured.score.gain)
     over = f"; macro over {len(common)} of {len(tasks)} tasks" if 0 < len(common) < len(tasks) else ""
     axis.set_title(f"After fine-tuning at ε = {epsilon:g}{over}")
     figure.legend(loc="outside lower center", ncols=len(found))
     return figure
 
 
-def _bars(axis, places: list, stats: Sequence[Stat], width: float, method: str, label: str) -> None:
-    private = method != "mixmin"
-    axis.bar(
-        places,
-        [stat.mean for stat in stats],
-        width,
-        label=label,
-        color=COLOURS[method] if private else "white",
-        edgecolor=COLOURS[method],
-        hatch="" if private else HATCH,
-    )
-    known = [(place, stat) for place, stat in zip(places, stats, strict=True) if stat.sd is not None]
-    if known:
-        axis.errorbar(
-            [place for place, _ in known],
-            [stat.mean for _, stat in known],
-            yerr=[stat.sd for _, stat in known],
-            fmt="none",
-            ecolor="#222222",
-            elinewidth=1,
-        )
-
-
 def _rotation(labels: Sequence[str]) -> int:
     return 40 if len(labels) > 4 and max(map(len, labels)) > 8 else 0
+
+
+def figure_reduction(measured: Measurements):
+    """Perplexity reduction against uniform at every epsilon, before and after fine-tuning (DP-MixMin paper, 5.2)."""
+    methods = [method for method in measured.methods if method not in ("none", "uniform")]
+    figure, axes = new(WIDTH, 3.5, 1, 2, sharey=True)
+    found = {
+        (stage, method, epsilon): tables.reduction(comparison)
+        for stage in (BEFORE, AFTER)
+        for method in methods
+        for epsilon in measured.epsilons
+        if (comparison := tables.compare(measured, stage, epsilon, method, "uniform"))
+    }
+    drawn = [method for method in methods if any(method == key[1] for key in found)]
+    width = 0.8 / max(1, len(drawn))
+    for axis, stage, title in zip(axes[0], (BEFORE, AFTER), ("Before fine-tuning", "After fine-tuning"), strict=True):
+        axis.set_title(title)
+        if not any(stage == key[0] for key in found):
+            say(axis, "nothing to compare with uniform")
+            continue
+        for number, method in enumerate(drawn):
+            at = {e: found[stage, method, e] for e in measured.epsilons if (stage, method, e) in found}
+            shift = width * (number - (len(drawn) - 1) / 2)
+            places = [measured.epsilons.index(e) + shift for e in at]
+            bars(axis, places, list(at.values()), 0.9 * width, method, NAMES[method])
+        axis.axhline(0, color="#333333", linewidth=0.8)
+        axis.set_xticks(range(len(measured.epsilons)), [f"{e:g}" for e in measured.epsilons])
+        axis.set_xlabel("ε")
+        axis.set_ylabel(textwrap.fill(measured.score.gain, 32))
+    _legend(figure, axes[0], [NAMES[method] for method in drawn])
+    return figure
 
 
 # -- mixture weights ------------------------------------------------------------------------------------------
 
 
 def figure_weights(measured: Measurements):
-    """Mixture weights of every task: non-private, private at the smallest epsilon, and uniform as a line."""
-    epsilon, names = measured.epsilons[0], list(measured.config.axes)
+    """Mixture weights of every task: what differs from uniform (private: smallest epsilon), and uniform as a line."""
+    epsilon, names = measured.epsilons[0], list(measured.sources)
 
     def weights(task: str, method: str) -> dict[int, Stat]:
         found = (measured.scores("mixture", task, method, epsilon, f"weight_{name}") for name in names)
         return {i: Stat.of(scores.values()) for i, scores in enumerate(found) if scores}
 
-    methods = [method for method in ("mixmin", "dp_mixmin") if any(weights(t, method) for t in measured.tasks)]
+    barred = ("proportional", "mixmin", "dp_mixmin")
+    methods = [method for method in barred if any(weights(task, method) for task in measured.tasks)]
     tasks = [task for task in measured.tasks if any(weights(task, method) for method in methods)]
     columns = 1 if len(names) > 16 or len(tasks) < 2 else 2
     rows = max(1, math.ceil(len(tasks) / columns))
-    figure, panels = _new(WIDTH, 1.1 + 1.7 * rows, rows, columns, sharey=True)
+    figure, panels = new(WIDTH, 1.1 + 1.7 * rows, rows, columns, sharey=True)
     if not tasks:
-        _say(panels.flat[0], "no mixtures were measured")
+        say(panels.flat[0], "no mixtures were measured")
         return figure
     width = 0.8 / len(methods)
     for panel in panels.flat[len(tasks) :]:
@@ -231,7 +225,7 @@ def figure_weights(measured: Measurements):
             found = weights(task, method)
             places = [i + width * (place - (len(methods) - 1) / 2) for i in found]
             label = NAMES[method] + (f", ε = {epsilon:g}" if method == "dp_mixmin" else "")
-            _bars(panel, places, list(found.values()), 0.9 * width, method, label)
+            bars(panel, places, list(found.values()), 0.9 * width, method, label)
         if uniform := weights(task, "uniform"):
             level = sum(stat.mean for stat in uniform.values()) / len(uniform)
             panel.axhline(level, color=COLOURS["uniform"], linewidth=1.4, label=NAMES["uniform"])
@@ -249,60 +243,78 @@ def figure_weights(measured: Measurements):
 # -- tuning ---------------------------------------------------------------------------------------------------
 
 
-def figure_tuning(settings: dict[str, Settings]):
-    """Stand-in AUC of every fine-tuning candidate against its learning rate, one panel a method."""
+def figure_tuning(settings: dict[str, Settings], score: Score):
+    """Stand-in score of every fine-tuning candidate against its learning rate, one panel a method."""
     methods = [method for method in NAMES if method in settings and len(settings[method].curve)]
     columns = min(2, max(1, len(methods)))
     rows = max(1, math.ceil(len(methods) / columns))
-    figure, panels = _new(WIDTH, 0.9 + 2.4 * rows if methods else 1.5, rows, columns)
+    figure, panels = new(WIDTH, 0.9 + 2.4 * rows if methods else 1.5, rows, columns)
     if "mixture" in settings:
         figure.suptitle(describe_mixture(settings["mixture"]), fontsize=9, x=0.01, ha="left")
     for panel in panels.flat[len(methods) :]:
         panel.set_axis_off()
     if not methods:
-        _say(panels.flat[0], "Fine-tuning was not tuned: its settings were given in the config.")
+        say(panels.flat[0], "Fine-tuning was not tuned: its settings were given in the config.")
     handles: dict[str, object] = {}
     for panel, method in zip(panels.flat, methods, strict=False):
         kept = "" if settings[method].chosen["choice"] else ": chosen not to fine-tune"
         panel.set_title(NAMES[method] + kept)
-        _candidates(panel, settings[method], COLOURS[method])
+        _candidates(panel, settings[method], COLOURS[method], score)
         handles |= {label: handle for handle, label in zip(*panel.get_legend_handles_labels(), strict=True)}
     if handles:
         figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=len(handles))
     return figure
 
 
-def _candidates(panel, settings: Settings, colour: str) -> None:
+def _candidates(panel, settings: Settings, colour: str, score: Score) -> None:
     from matplotlib.lines import Line2D
 
-    candidates = settings.candidates().drop_nulls("learning_rate")
-    steps = sorted(set(candidates["steps"]))
+    tried = settings.candidates().drop_nulls("learning_rate")
+    shown, beyond = _on_scale(tried, settings.stay_score(), score)
+    steps = sorted(set(tried["steps"]))
     for marker, count in zip("osD^v<>p*hX" * len(steps), steps, strict=False):
-        chosen = candidates.filter(candidates["steps"] == count)
+        chosen = shown.filter(shown["steps"] == count)
         panel.plot(chosen["learning_rate"], chosen["score"], marker, color=colour, alpha=0.85, markersize=5)
         panel.add_line(Line2D([], [], marker=marker, color="#555555", linestyle="", label=f"{count} steps"))
     choice, best = settings.chosen["choice"], settings.chosen_score()
     if choice and best is not None:
         circle = {"marker": "o", "markersize": 12, "markerfacecolor": "none", "markeredgecolor": "#D55E00"}
         panel.plot([choice["learning_rate"]], [best], linestyle="", markeredgewidth=1.6, label="chosen", **circle)
-    if len(candidates):
-        rates = sorted(set(candidates["learning_rate"]))
+    if len(tried):
+        rates = sorted(set(tried["learning_rate"]))
         panel.set_xscale("log")
         panel.set_xticks(rates, [f"{rate:g}" for rate in rates])
+        panel.set_xlim(rates[0] / 1.3, rates[-1] * 1.3) if beyond else None
         panel.minorticks_off()
         panel.margins(x=0.08, y=0.15)
-    _stay_level(panel, settings, list(candidates["score"]))
-    panel.set_xlabel("learning rate")
-    panel.set_ylabel("mean stand-in AUC")
-
-
-def _stay_level(panel, settings: Settings, scores: list[float]) -> None:
-    """Draw the level of `do not fine-tune`; far below the candidates it becomes a line of text."""
+    notes = [f"{beyond} candidate{'s' * (beyond != 1)} off the scale"] if beyond else []
     stay = settings.stay_score()
-    if stay is None:
-        return
-    if scores and stay < min(scores) - 2 * (max(scores) - min(scores)) - 0.02:
-        text = f"↓ do not fine-tune: {stay:.3f}"
-        panel.annotate(text, (0.99, 0.02), xycoords="axes fraction", ha="right", va="bottom", fontsize=8)
-    else:
+    if stay is not None and _far_worse(stay, list(shown["score"]), score):
+        notes.append(f"do not fine-tune: {score.number(stay)}")
+    elif stay is not None:
         panel.axhline(stay, color="#333333", linestyle="--", linewidth=1, label="do not fine-tune", zorder=1)
+    if notes:
+        arrow, edge, y = ("↓", "bottom", 0.02) if score.higher_is_better else ("↑", "top", 0.98)
+        text = "\n".join(f"{arrow} {note}" for note in notes)
+        panel.annotate(text, (0.99, y), xycoords="axes fraction", ha="right", va=edge, fontsize=8)
+    panel.set_xlabel("learning rate")
+    panel.set_ylabel(f"mean stand-in {score.name}")
+
+
+def _on_scale(tried, stay: float | None, score: Score):
+    """Return the candidates that can be drawn, and how many diverged: a wild perplexity would flatten the others."""
+    finite = tried.filter(tried["score"].is_finite())
+    if score.higher_is_better or not len(finite):
+        return finite, 0
+    level = min(finite["score"].min(), stay or math.inf)
+    shown = finite.filter(finite["score"] <= FLAT * level)
+    return shown, len(tried) - len(shown)
+
+
+def _far_worse(stay: float, scores: list[float], score: Score) -> bool:
+    """Say whether `do not fine-tune` is so far from all candidates that its line would flatten them."""
+    if not scores:
+        return False
+    if score.higher_is_better:
+        return stay < min(scores) - 2 * (max(scores) - min(scores)) - 0.02
+    return stay > FLAT * max(scores)

@@ -12,12 +12,13 @@ import pyarrow as pa
 import torch
 
 from dpmixmin import artifacts, provenance
-from dpmixmin.cells import Cell, cells_of, mixture_cell, select
+from dpmixmin.cells import cells_of, mixture_cell, select
 from dpmixmin.config import Config
 from dpmixmin.data.fetch import say
 from dpmixmin.data.records import Records
 from dpmixmin.models import networks
 from dpmixmin.paths import Paths
+from dpmixmin.pretrain.inherited import statement_of
 from dpmixmin.pretrain.train import soft_targets, train_public
 from dpmixmin.privacy.ledger import Ledger
 from dpmixmin.proxies.joint import axis_labels
@@ -27,7 +28,7 @@ from dpmixmin.sections import METHODS
 def add_arguments(parser) -> None:
     """Add the stage's options."""
     parser.add_argument("--method", required=True, choices=METHODS, help="where the weights come from")
-    parser.add_argument("--task", default="", help="sensitive task (not for none and uniform)")
+    parser.add_argument("--task", default="", help="sensitive task (not for none, uniform and proportional)")
 
 
 def run(config: Config, args) -> None:
@@ -56,7 +57,7 @@ def run(config: Config, args) -> None:
         files = {
             "model.safetensors": networks.state_bytes(model),
             "loss.parquet": artifacts.parquet_bytes(curve),
-            "privacy.json": artifacts.json_bytes(_statement(config, ledger, paths, mixture)),
+            "privacy.json": artifacts.json_bytes(statement_of(config, ledger, paths, mixture)),
         }
         manifest = artifacts.manifest(
             "pretrain",
@@ -68,14 +69,3 @@ def run(config: Config, args) -> None:
         )
         artifacts.publish(cell.folder(paths), files, manifest)
         say(f"  {cell.folder(paths)}")
-
-
-def _statement(config: Config, ledger: Ledger, paths: Paths, mixture: Cell | None) -> dict:
-    """Return the privacy statement that a model inherits from its weights."""
-    if mixture is None:
-        return ledger.statement([], delta=config.privacy.delta, tuning="none")
-    upstream = artifacts.read_json(f"{mixture.folder(paths)}/privacy.json")
-    if upstream["guarantee"] is None:
-        return upstream
-    entries = [entry["entry"] for entry in upstream["entries"]]
-    return ledger.statement(entries, delta=config.privacy.delta, tuning=upstream["tuning"])

@@ -1,4 +1,4 @@
-"""Draw the report: the long table, tables, figures, one HTML page and a text summary.
+"""Draw the report: the long table, tables, figures, one HTML page and a text summary, of AUCs or of perplexities.
 
 Reads: ``study/metrics/task=…``, ``public/settings/mixture``, ``public/settings/finetune/method=…``.
 Writes: ``study/report/{summary.csv,table.csv,mixtures.csv,figure_*.svg,figure_*.png,index.html,summary.txt}``, and
@@ -15,7 +15,8 @@ from dpmixmin import artifacts, provenance
 from dpmixmin.config import Config
 from dpmixmin.paths import Paths
 from dpmixmin.report import figures, page, tables, words
-from dpmixmin.report.tables import AFTER, Measurements, Settings
+from dpmixmin.report.settings import Settings
+from dpmixmin.report.tables import AFTER, Measurements
 
 
 def add_arguments(parser) -> None:
@@ -25,7 +26,7 @@ def add_arguments(parser) -> None:
 def run(config: Config, args) -> None:
     """Read the measurements and settings of the whole experiment and write the report."""
     paths = Paths(config.experiment)
-    folders = [paths.metrics(task) for task in config.tasks]
+    folders = [paths.metrics(task) for task in config.task_names]
     parents = [artifacts.parent(folder) for folder in folders]
     rows = tables.summary(_frame(f"{folder}/metrics.parquet") for folder in folders)
     measured = Measurements(config, rows)

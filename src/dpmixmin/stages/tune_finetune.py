@@ -12,31 +12,26 @@ from __future__ import annotations
 import copy
 
 import numpy as np
-import pyarrow as pa
 import torch
 
-from dpmixmin import artifacts, provenance
+from dpmixmin import artifacts
 from dpmixmin.cells import mixing_parts, train_parts
 from dpmixmin.config import Config
 from dpmixmin.data.fetch import say
 from dpmixmin.data.records import Records
 from dpmixmin.finetune.dp_sgd import ClippedSum, fine_tune
 from dpmixmin.metrics import auc
-from dpmixmin.mixing.learners import learn, learn_nonprivate, uniform
-from dpmixmin.mixing.objective import source_probabilities
-from dpmixmin.models import networks
+from dpmixmin.mixing.learners import learn, learn_nonprivate, proportional, uniform
+from dpmixmin.mixing.objective import SourceTable, source_probabilities
+from dpmixmin.models import networks, trainable
 from dpmixmin.paths import Paths
 from dpmixmin.pretrain.train import soft_targets, train_public
 from dpmixmin.privacy.noise import InsecureNoise
 from dpmixmin.proxies.joint import axis_labels, load_proxy, source_predictions
 from dpmixmin.sections import METHODS, FinetuneSettings, MixtureSettings
 from dpmixmin.specs import finetune_spec, mixture_spec
-from dpmixmin.tuning import chosen_by
+from dpmixmin.tuning.finetune import KEYS, row, write
 from dpmixmin.tuning.standins import StandIn, balanced_candidates, stand_ins
-
-COLUMNS = {"method": pa.string(), "learning_rate": pa.float64(), "steps": pa.int64(), "batch": pa.int64(),
-           "clip": pa.float64(), "standin_task": pa.string(), "auc": pa.float64()}  # fmt: skip
-
 
 def add_arguments(parser) -> None:
     """Add the stage's options."""
@@ -47,34 +42,12 @@ def run(config: Config, args) -> None:
     """Try every candidate on every stand-in task and write the choice with its curve."""
     torch.set_num_threads(config.threads)
     paths = Paths(config.experiment)
-    rows: list[dict] = []
-    choice: dict | None
-    if config.finetune.settings is not None:
-        choice, parents = config.finetune.settings.model_dump(), []
-    else:
+    rows, parents = [], []
+    if config.finetune.settings is None:
         folders = [paths.source("sources"), paths.source("standins"), paths.proxy(), paths.settings("mixture")]
         parents = [artifacts.parent(folder) for folder in folders]
         rows = _try_all(config, paths, args.method)
-        choice = _best(rows)
-        say(f"{args.method}: " + ("do not fine-tune" if choice is None else str(choice)))
-    settings = {
-        "chosen_by": chosen_by(config, declared=config.finetune.settings is not None),
-        "method": args.method,
-        "choice": choice,
-        "epsilon": config.tune.epsilon,
-        "note": "choice null means: do not fine-tune; release the pretrained model",
-    }
-    curve = pa.Table.from_pylist(rows, schema=pa.schema(COLUMNS))
-    manifest = artifacts.manifest(
-        "tune_finetune",
-        config=config.shown("tune_finetune"),
-        code=provenance.code_digest("tune_finetune"),
-        parents=parents,
-        cell={"method": args.method},
-        seed=config.tune.seed,
-    )
-    files = {"settings.json": artifacts.json_bytes(settings), "curve.parquet": artifacts.parquet_bytes(curve)}
-    artifacts.publish(paths.finetune_settings(args.method), files, manifest)
+    write(config, args.method, "tune_finetune", rows, "auc", parents)
 
 
 def _try_all(config: Config, paths: Paths, method: str) -> list[dict]:
@@ -83,7 +56,7 @@ def _try_all(config: Config, paths: Paths, method: str) -> list[dict]:
     proxy = load_proxy(paths.proxy(), records.features.shape[1], config)
     predictions = source_predictions(proxy, records.features)
     grid = config.tune.finetune
-    keys = {key: getattr(grid, key) for key in ("learning_rate", "steps", "batch", "clip")}
+    keys = {key: getattr(grid, key) for key in KEYS}
     candidates = balanced_candidates(keys, grid.budget, config.tune.seed)
     parts = train_parts(config, method)
     alongside = ()
@@ -97,10 +70,10 @@ def _try_all(config: Config, paths: Paths, method: str) -> list[dict]:
             targets = soft_targets(axis_labels(sources, config), weights)
             train_public(model, sources.features, targets, config.pretrain, config.pretrain.seed)
         train = np.concatenate([getattr(task, part) for part in parts])
-        rows.append(_row(method, None, task, model))
+        rows.append(row(method, None, task.name, auc=_score(task, model)))
         say(f"  {method}, stand-in {task.name}: {rows[-1]['auc']:.3f} before fine-tuning")
         for index, candidate in enumerate(candidates):
-            trial = copy.deepcopy(model)
+            trial = trainable.choose(copy.deepcopy(model), config.finetune.trainable)
             unit_index = np.arange(len(train))
             sums = ClippedSum(
                 trial, records.features[train], task.labels[train], unit_index, len(train),
@@ -111,7 +84,7 @@ def _try_all(config: Config, paths: Paths, method: str) -> list[dict]:
             )
             noise = InsecureNoise(config.tune.seed, f"stand-in {number} {method} {index}")
             fine_tune(sums, spec, candidate["learning_rate"], noise)
-            rows.append(_row(method, candidate, task, trial))
+            rows.append(row(method, candidate, task.name, auc=_score(task, trial)))
     return rows
 
 
@@ -123,32 +96,24 @@ def _weights(
         return None
     if method == "uniform":
         return uniform(len(config.axes)).weights
+    if method == "proportional":
+        axes = axis_labels(Records.read_public(paths.source("sources")), config)
+        return proportional((axes == 1).sum(axis=0).tolist()).weights
     p = source_probabilities(predictions, task.labels)
     if method == "mixmin":
-        return learn_nonprivate(p[np.concatenate([task.mixing, task.finetune])]).weights
+        return learn_nonprivate(SourceTable.of_labels(p[np.concatenate([task.mixing, task.finetune])])).weights
     settings = _mixture_settings(paths)
     mixing = np.concatenate([getattr(task, part) for part in mixing_parts(config)])
     spec = mixture_spec(config, settings, config.tune.epsilon)
     noise = InsecureNoise(config.tune.seed, f"stand-in {number} mixture")
-    return learn(config.mixture.learner, p[mixing], spec, settings.learning_rate, noise).weights
+    table = SourceTable.of_labels(p[mixing])
+    return learn(config.mixture.learner, table, spec, settings.learning_rate, noise).weights
 
 
 def _mixture_settings(paths: Paths) -> MixtureSettings:
     return MixtureSettings(**artifacts.read_json(f"{paths.settings('mixture')}/settings.json")["choice"])
 
 
-def _row(method: str, candidate: dict | None, task: StandIn, model: torch.nn.Module) -> dict:
+def _score(task: StandIn, model: torch.nn.Module) -> float:
     logits = networks.predict(model, torch.from_numpy(task.records.features[task.test]))[:, 0].numpy()
-    empty = dict.fromkeys(("learning_rate", "steps", "batch", "clip"))
-    return {"method": method, **(candidate or empty), "standin_task": task.name,
-            "auc": auc(task.labels[task.test], logits)}  # fmt: skip
-
-
-def _best(rows: list[dict]) -> dict | None:
-    """Return the candidate with the largest mean AUC; None is "do not fine-tune"."""
-    scores: dict[tuple, list[float]] = {}
-    keys = ("learning_rate", "steps", "batch", "clip")
-    for row in rows:
-        scores.setdefault(tuple(row[key] for key in keys), []).append(row["auc"])
-    best = max(scores, key=lambda candidate: float(np.mean(scores[candidate])))
-    return None if best[0] is None else dict(zip(keys, best, strict=True))
+    return auc(task.labels[task.test], logits)

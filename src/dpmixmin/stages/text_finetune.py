@@ -1,0 +1,61 @@
+"""Fine-tune a language model privately: mechanism 2.
+
+Reads: pretrained models, the method's settings, the sensitive table and the splits (finetune part; none, uniform and
+mixmin read all of train, as in the paper, and so does dp_mixmin under sequential composition). Writes, per cell,
+a model that plain transformers loads, its card, ``privacy.json``, ``manifest.json``: in ``released/``, or in ``study/``
+when the mixture was non-private.
+Spends: each cell is one ledger entry at (epsilon, delta), unless the public stand-ins chose not to fine-tune: then
+the pretrained model is the result and nothing is spent here.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from dpmixmin.config import Config
+from dpmixmin.data import split, tokenizer
+from dpmixmin.finetune.charged import Kind, run_cells
+from dpmixmin.finetune.dp_sgd import ClippedSum
+from dpmixmin.finetune.texts import text_sums
+from dpmixmin.models import language, trainable
+from dpmixmin.models.card import finetuned_card
+from dpmixmin.sections import METHODS
+
+
+class TextModel(Kind):
+    """GPT-2."""
+
+    stage = "text_finetune"
+    made = ("text_records", "split")
+    files = language.FILES
+
+    def sums(self, config, access, paths, cell, wanted, folder) -> ClippedSum:
+        """See the base class."""
+        records = split.open_part(access, paths, wanted, cell.seed)
+        model = trainable.choose(language.load(folder), config.finetune.trainable)
+        end = tokenizer.end_of_text(tokenizer.load(folder))
+        return text_sums(model, records, end, config)
+
+    def model_files(self, config, sums, folder) -> dict[str, bytes]:
+        """See the base class."""
+        kept = {name: Path(folder, name).read_bytes() for name in tokenizer.FILES}
+        return language.files(trainable.merged(sums.model), kept)
+
+    def views(self, config, cell, statement) -> dict[str, bytes]:
+        """The statement, and the model card that quotes it."""
+        card = finetuned_card(config, cell, statement)
+        return {**super().views(config, cell, statement), "README.md": card.encode()}
+
+
+def add_arguments(parser) -> None:
+    """Add the stage's options."""
+    parser.add_argument("--method", required=True, choices=METHODS, help="method whose models are fine-tuned")
+    parser.add_argument("--task", required=True, help="sensitive task")
+
+
+def run(config: Config, args) -> None:
+    """Fine-tune every cell of one method."""
+    torch.set_num_threads(config.threads)
+    run_cells(TextModel(), config, args.method, args.task)

@@ -1,0 +1,96 @@
+"""Pretrain a GPT-2 on the weighted public mixture; for method ``none``, write the initialisation.
+
+Reads: weights, ``public/sources/source=…``, the tokenizer. Writes, per cell, a model that plain transformers loads,
+``loss.parquet``, ``sampled.json`` (tokens and epochs of every source), a model card, ``privacy.json``,
+``manifest.json``. Touches nothing private: it post-processes the weights, so its guarantee and its room are theirs.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from dpmixmin import artifacts, provenance
+from dpmixmin.cells import Cell, cells_of, mixture_cell, select
+from dpmixmin.config import Config
+from dpmixmin.data import corpora, tokenizer
+from dpmixmin.data.fetch import say
+from dpmixmin.errors import UserError
+from dpmixmin.models import language
+from dpmixmin.models.card import pretrained_card
+from dpmixmin.paths import Paths
+from dpmixmin.pretrain.inherited import statement_of
+from dpmixmin.pretrain.language import curve_table, train_mixture
+from dpmixmin.privacy.ledger import Ledger
+from dpmixmin.sections import METHODS
+
+
+def add_arguments(parser) -> None:
+    """Add the stage's options."""
+    parser.add_argument("--method", required=True, choices=METHODS, help="where the weights come from")
+    parser.add_argument("--task", default="", help="sensitive task (not for none, uniform and proportional)")
+
+
+def run(config: Config, args) -> None:
+    """Pretrain every cell of one method."""
+    torch.set_num_threads(config.threads)
+    paths, ledger = Paths(config.experiment), Ledger.of(config)
+    names = corpora.present(config, paths)
+    corpus = {name: corpora.read(paths, name) for name in names}
+    sources = [artifacts.parent(folder) for folder in (paths.tokenizer(), *(paths.text(name) for name in names))]
+    for cell in select(cells_of(config), stage="pretrained", task=args.task, method=args.method):
+        mixture = mixture_cell(config, cell.task, cell.method, cell.epsilon, cell.seed)
+        parents = sources + ([artifacts.parent(mixture.folder(paths))] if mixture else [])
+        files = _train(config, paths, cell, mixture, corpus)
+        statement = statement_of(config, ledger, paths, mixture)
+        files["README.md"] = pretrained_card(config, cell, statement, mixture and _weights(paths, mixture)).encode()
+        files["privacy.json"] = artifacts.json_bytes(statement)
+        manifest = artifacts.manifest(
+            "pretrain",
+            config=config.shown("pretrain"),
+            code=provenance.code_digest("text_pretrain"),
+            parents=parents,
+            cell=cell.coordinates(),
+            seed=config.text.pretrain.seed + cell.seed,
+        )
+        artifacts.publish(cell.folder(paths), files, manifest)
+        say(f"  {cell.folder(paths)}")
+
+
+def _train(
+    config: Config, paths: Paths, cell: Cell, mixture: Cell | None, corpus: dict[str, corpora.Corpus]
+) -> dict[str, bytes]:
+    trained, settings, seed = tokenizer.load(paths.tokenizer()), config.text.pretrain, config.text.pretrain.seed
+    end = tokenizer.end_of_text(trained)
+    model = language.build(settings, trained.get_vocab_size(), config.text.context, end, seed + cell.seed)
+    curve, sampled = [], {"tokens": 0, "epochs": {}}
+    if mixture is not None:
+        weights = _weights(paths, mixture)
+        if set(weights) != set(corpus):
+            raise UserError(f"{mixture.folder(paths)}: weights of other sources than this run has; delete it, run again")
+        curve, sampled = train_mixture(
+            model,
+            [corpus[name] for name in weights],
+            list(weights.values()),
+            config.text,
+            end,
+            seed=seed + cell.seed,
+            state=paths.state(cell.folder(paths)),
+            say=say,
+        )
+    files = language.files(model, tokenizer.files(trained))
+    files["loss.parquet"] = artifacts.parquet_bytes(curve_table(curve))
+    files["sampled.json"] = artifacts.json_bytes(sampled)
+    return files
+
+
+def _weights(paths: Paths, mixture: Cell) -> dict[str, float]:
+    """Return a mixture's weights by source.
+
+    Raises:
+        UserError: they were learned with another tokenizer.
+    """
+    folder = mixture.folder(paths)
+    found = artifacts.read_json(f"{folder}/weights.json")
+    if found["tokenizer"] != corpora.tokenizer_digest(paths):
+        raise UserError(f"{folder}: learned with another tokenizer than {paths.tokenizer()}; delete it and run again")
+    return found["weights"]

@@ -1,0 +1,50 @@
+"""Train the proxy of one text source: a GPT-2 that plain transformers can load.
+
+Reads: ``public/sources/source=…``, the tokenizer. Writes: ``public/proxies/source=…`` (the model's files and
+``loss.parquet``). Touches nothing private; stops early on held-out PUBLIC loss.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from dpmixmin import artifacts, provenance
+from dpmixmin.config import Config
+from dpmixmin.data import corpora, tokenizer
+from dpmixmin.data.fetch import say
+from dpmixmin.models import language
+from dpmixmin.paths import Paths
+from dpmixmin.pretrain.language import curve_table
+from dpmixmin.proxies.language import train_proxy
+
+
+def add_arguments(parser) -> None:
+    """Add the stage's options."""
+    parser.add_argument("--source", required=True, help="source whose proxy is trained")
+
+
+def run(config: Config, args) -> None:
+    """Train and write one proxy; a source that was left out gets an empty artefact."""
+    torch.set_num_threads(config.threads)
+    paths, name = Paths(config.experiment), args.source
+    folder, parents = paths.proxy(name), [artifacts.parent(paths.text(name)), artifacts.parent(paths.tokenizer())]
+    corpus = corpora.read(paths, name)
+    files: dict[str, bytes] = {}
+    if corpus.train:
+        trained = tokenizer.load(paths.tokenizer())
+        model, curve = train_proxy(corpus, config.text, trained, state=paths.state(folder), say=say)
+        card = f"# Proxy of `{name}`\n\nTrained on public text alone; a measuring instrument, not a language model.\n"
+        files = language.files(model, tokenizer.files(trained), card)
+        say(f"{name}: held-out public loss {curve[-1]['heldout_loss']:.3f}")
+    else:
+        curve = []
+    files["loss.parquet"] = artifacts.parquet_bytes(curve_table(curve))
+    manifest = artifacts.manifest(
+        "proxy",
+        config=config.shown("proxy"),
+        code=provenance.code_digest("text_proxy"),
+        parents=parents,
+        cell={"source": name},
+        seed=config.text.proxy.seed,
+    )
+    artifacts.publish(folder, files, manifest)
