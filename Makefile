@@ -8,7 +8,7 @@ STAMP := $(VENV)/.installed
 REPORT := results/digits/study/report
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo full deploy test test-slow bench lint schema clean
+.PHONY: help install demo full deploy mail mail-full test test-slow bench lint schema clean
 
 help: ## Show this help
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
@@ -43,6 +43,14 @@ deploy: install ## Run the demo's chain as its owner would: a cap, a charged eva
 	$(call run-experiment,config/examples/digits_deploy.yaml)
 	@echo && $(BIN)/python -m dpmixmin budget --config config/examples/digits_deploy.yaml
 	@echo && $(BIN)/python -m dpmixmin verify results/digits_deploy/released/bundle
+
+mail: install ## Language models on real mail: mixture, pretraining, user-level DP fine-tuning (about 30 minutes)
+	$(call run-experiment,config/examples/mail.yaml)
+	@echo && cat results/mail/study/report/summary.txt
+
+mail-full: install ## The same with three seeds and every cell (hours)
+	$(call run-experiment,config/examples/mail_full.yaml)
+	@echo && cat results/mail_full/study/report/summary.txt
 
 test: install lint ## Pass the tests
 	$(BIN)/python -m pytest

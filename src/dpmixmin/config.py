@@ -154,6 +154,9 @@ class Config(Model):
             raise ValueError("public.texts: at least two are needed, or there is nothing to mix; add sources")
         if kind not in TEXT_KINDS:
             raise ValueError(f"private.table.kind {kind} holds no text; use one of {', '.join(sorted(TEXT_KINDS))}")
+        people = {"maildir": "user", "spam_assassin": "sender"}.get(kind, self.private.unit)
+        if self.private.unit not in ("record", people):
+            raise ValueError(f"private.unit: mail of kind {kind} has units `{people}` and `record`; use one of them")
 
     def _check_mode(self) -> None:
         """A deployment is one chain under a cap; a study has no cap."""
@@ -210,6 +213,8 @@ class Config(Model):
 
     def _check_columns(self) -> None:
         """Every label rule names a label column of the tables it is applied to."""
+        if self.text:
+            return
         uses = [("axes", self.axes, "public.sources", self.public.sources)]
         uses += [("axes", self.axes, "public.standins", self.public.standins)] if self.public.standins else []
         uses += [("tasks", self.tasks, "private.table", self.private.table)]

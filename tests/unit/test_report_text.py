@@ -82,20 +82,20 @@ def make_rows(keep=lambda row: True):
 
 
 def make_settings():
-    """A declared mixture, and a tuning curve for each method: one candidate diverges."""
-    rng, found = random.Random(3), {}
+    """A declared mixture, and tuning curves: one trial serves all methods that pretrain, one candidate diverges."""
+    found = {}
     choice = {"clip": 0.3, "steps": 30, "learning_rate": 3.0}
     curve = pl.DataFrame(schema={"clip": pl.Float64, "steps": pl.Int64, "learning_rate": pl.Float64, "l1": pl.Float64})
     found["mixture"] = Settings({"chosen_by": "user_declared", "choice": choice, "epsilon": 1.0}, curve)
     schema = {"method": pl.String, "learning_rate": pl.Float64, "steps": pl.Int64, "batch": pl.Int64,
               "clip": pl.Float64, "standin_task": pl.String, "perplexity": pl.Float64}  # fmt: skip
     for method in METHODS:
-        stay = 2060.0 if method == "none" else 335.0
+        rng, stay = random.Random(method == "none"), 2060.0 if method == "none" else 335.0
         tried = [(method, r, s, 50, 1.0, f"t{t}", 320 + 12 * abs(math.log(r / 0.3)) + 4 * rng.random())
                  for r in (0.03, 0.1, 0.5) for s in (30, 60) for t in range(2)]  # fmt: skip
         tried += [(method, 2.0, 60, 50, 1.0, f"t{t}", 9e5) for t in range(2)]
         tried += [(method, None, None, None, None, f"t{t}", stay) for t in range(2)]
-        choice = {"learning_rate": 0.5, "steps": 60, "batch": 50, "clip": 1.0} if method != "mixmin" else None
+        choice = {"learning_rate": 0.5, "steps": 60, "batch": 50, "clip": 1.0}
         chosen = {"chosen_by": "public_standin", "method": method, "choice": choice, "epsilon": 1.0}
         found[method] = Settings(chosen, pl.DataFrame(tried, schema=schema, orient="row"))
     return found

@@ -1,4 +1,4 @@
-"""Readers of the formats that public text has inside packages: how files split into documents, and how these get plain.
+"""Readers of the formats that public text has inside packages: splitting files into documents, making these plain.
 
 A splitter turns a package's files into raw documents, in the order of their paths and of their places in a file. A
 cleaner turns one raw document into text that a reader takes for prose: markup, navigation and indexes removed,
@@ -7,7 +7,6 @@ paragraphs and code kept. Both see public data only.
 
 from __future__ import annotations
 
-import base64
 import gzip
 import html
 import io
@@ -199,7 +198,8 @@ def vim_help(source: str) -> str:
 
 def asciidoc(source: str) -> str:
     """Return the text of an AsciiDoc file as Git's manual uses it."""
-    text = re.sub(r"^//.*$|^\[[\w\[\], =\"'.#%-]*\]{1,2}$|^(?:include|ifn?def|endif)::.*$", "", source, flags=re.MULTILINE)
+    lines = re.compile(r"^//.*$|^\[[\w\[\], =\"'.#%-]*\]{1,2}$|^(?:include|ifn?def|endif)::.*$", re.MULTILINE)
+    text = lines.sub("", source)
     text = re.sub(r"^(?:[-=.~^*_+|]{4,}|\+|--|[~^=+-]{3,})$", "", text, flags=re.MULTILINE)  # rules and continuations
     text = re.sub(r"^=+ (.*?)(?: =+)?$", r"\1", text, flags=re.MULTILINE)
     text = re.sub(r"\blinkgit:([\w.-]+)\[(\w*)\]", r"\1(\2)", text)
@@ -242,7 +242,7 @@ def metamath_text(comment: str) -> str:
     """Return the prose of a comment in a Metamath database: without credits, remarks for tools and rulers."""
     comment = re.sub(r"^[#*=.\-_~\s]{8,}$", "", comment, flags=re.MULTILINE)
     comment = re.sub(r"\((?:Contributed|Proof\s+shortened|Revised|Proposed|Revisions)\s+by\s[^()]*\)", "", comment)
-    comment = re.sub(r"\((?:New\s+usage|Proof\s+modification)\s+is\s+discouraged\.\)|\$[jt]\s.*", "", comment, flags=re.DOTALL)
+    comment = re.sub(r"\((?:New\s+usage|Proof\s+modification)\s+is\s+discouraged\.\)", "", comment)
     comment = re.sub(r"(?<!`)`(?!`)\s?([^`]*?)\s?`", r"\1", comment)
     comment = re.sub(r"(?:^|(?<=\s))~\s+(?=\S)", "", comment)  # `~ label` is a link
     comment = re.sub(r"(?<!\w)_([^_\s](?:[^_]*[^_\s])?)_(?!\w)", r"\1", comment)

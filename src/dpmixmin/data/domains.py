@@ -436,7 +436,7 @@ def _cut(text: str, length: int) -> str:
     """Return at most so many characters, whole words."""
     if len(text) <= length:
         return text
-    return text[: length + 1].rsplit(maxsplit=1)[0] if not text[length].isspace() else text[:length].rstrip()
+    return text[:length].rstrip() if text[length].isspace() else text[:length].rsplit(maxsplit=1)[0]
 
 
 def _named(name: str, get, package: Package) -> PackageFiles:

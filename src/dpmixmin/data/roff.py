@@ -19,11 +19,12 @@ _ESCAPE = re.compile(
     )""",
     re.VERBOSE,
 )
-_ONE = {"-": "-", "e": "\\", "~": "\xa0", "0": "\xa0", " ": "\xa0", "'": "'", "`": "`", ".": ".", "\\": "\\", "t": "\t"}
+_ONE = {"-": "-", "e": "\\", "~": "\xa0", "0": "\xa0", " ": "\xa0", "'": "'", "`": "`", ".": ".", "\\": "\\",
+        "t": "\t"}  # fmt: skip
 """Escapes of one character; the others of one character print nothing."""
 _SPECIAL = {
     "aq": "'", "dq": '"', "lq": '"', "rq": '"', "oq": "'", "cq": "'", "ga": "`", "aa": "'", "ha": "^", "ti": "~",
-    "em": "—", "en": "-", "hy": "-", "mi": "-", "pl": "+", "mu": "×", "di": "/", "eq": "=", "bu": "*", "co": "(c)",
+    "em": "—", "en": "-", "hy": "-", "mi": "-", "pl": "+", "mu": "x", "di": "/", "eq": "=", "bu": "*", "co": "(c)",
     "rg": "(R)", "tm": "(TM)", "rs": "\\", "sl": "/", "ul": "_", "ba": "|", "bv": "|", "or": "|", "at": "@", "sh": "#",
     "Do": "$", "lB": "[", "rB": "]", "lC": "{", "rC": "}", "<=": "<=", ">=": ">=", "!=": "!=", "->": "->", "<-": "<-",
     "+-": "+-", "ua": "^", "da": "v", "Fo": "<<", "Fc": ">>", "mc": "µ", "*m": "µ", "if": "infinity", "12": "1/2",
@@ -45,8 +46,10 @@ _SWALLOWED = {"de": "..", "ig": "..", "de1": "..", "am": "..", "EQ": ".EN"}
 _SYSTEMS = {"Bx": "BSD", "Fx": "FreeBSD", "Nx": "NetBSD", "Ox": "OpenBSD", "Dx": "DragonFly", "At": "AT&T UNIX",
             "Bsx": "BSD/OS", "Ux": "UNIX"}  # fmt: skip
 _PAIRS = {"Dq": '""', "Qq": '""', "Sq": "''", "Ql": "''", "Pq": "()", "Op": "[]", "Bq": "[]", "Brq": "{}", "Aq": "<>"}
-_OPENING = {"Do": '"', "Qo": '"', "So": "'", "Po": "(", "Oo": "[", "Bo": "[", "Bro": "{", "Ao": "<", "Fo": "", "Xo": ""}
-_CLOSING = {"Dc": '"', "Qc": '"', "Sc": "'", "Pc": ")", "Oc": "]", "Bc": "]", "Brc": "}", "Ac": ">", "Fc": "", "Xc": ""}
+_OPENING = {"Do": '"', "Qo": '"', "So": "'", "Po": "(", "Oo": "[", "Bo": "[", "Bro": "{", "Ao": "<", "Fo": "",
+            "Xo": ""}  # fmt: skip
+_CLOSING = {"Dc": '"', "Qc": '"', "Sc": "'", "Pc": ")", "Oc": "]", "Bc": "]", "Brc": "}", "Ac": ">", "Fc": "",
+            "Xc": ""}  # fmt: skip
 _FONTS = {"Ar", "Pa", "Va", "Vt", "Dv", "Er", "Em", "Sy", "Cm", "Ic", "Li", "Ft", "Fa", "Ad", "An", "Ev", "Lk", "Mt",
           "Ms", "No", "Sx", "Tn", "Cd", "Fd", "Lb", "Ot", "It", "Dl", "D1", "St", "Me", "Ta", "Fr"}  # fmt: skip
 _OTHERS = {"Nm", "Nd", "Xr", "Fn", "Fl", "In", "Ns", "Pf", "Ap"}
@@ -70,7 +73,7 @@ def _unescape(text: str) -> str:
 def _words(text: str) -> list[str]:
     """Split a macro's arguments; ``"a b"`` is one, and ``""`` inside it is a quotation mark."""
     found = re.findall(r'"((?:[^"]|"")*)(?:"|$)|((?:\\ |\S)+)', text)
-    return [quoted.replace('""', '"') if not plain else plain for quoted, plain in found]
+    return [plain if plain else quoted.replace('""', '"') for quoted, plain in found]
 
 
 class _Line:
@@ -193,7 +196,8 @@ class _Page:
             self.put(f"<{_unescape(rest.strip())}>")
         elif macro in ("It", "Dl", "D1"):
             self.out.append("\n\n" if macro == "It" else "\n")
-            self.out.append(f"{_mdoc(_words(rest), self.name) or '*'}{'\n' if rest else ' '}")
+            text = _mdoc(_words(rest), self.name)
+            self.out.append(f"{text}\n" if text else "* ")
         elif macro in _MDOC:
             words = _words(rest)
             if macro == "Nm" and not self.name and words:

@@ -244,22 +244,29 @@ def figure_weights(measured: Measurements):
 
 
 def figure_tuning(settings: dict[str, Settings], score: Score):
-    """Stand-in score of every fine-tuning candidate against its learning rate, one panel a method."""
-    methods = [method for method in NAMES if method in settings and len(settings[method].curve)]
-    columns = min(2, max(1, len(methods)))
-    rows = max(1, math.ceil(len(methods) / columns))
-    figure, panels = new(WIDTH, 0.9 + 2.4 * rows if methods else 1.5, rows, columns)
+    """Stand-in score of every fine-tuning candidate against its learning rate, one panel for methods tuned alike."""
+    groups: list[list[str]] = []
+    for method in [method for method in NAMES if method in settings and len(settings[method].curve)]:
+        alike = [group for group in groups if settings[group[0]].same_as(settings[method])]
+        if alike:
+            alike[0].append(method)
+        else:
+            groups.append([method])
+    columns = min(2, max(1, len(groups)))
+    rows = max(1, math.ceil(len(groups) / columns))
+    figure, panels = new(WIDTH, 0.9 + 2.4 * rows if groups else 1.5, rows, columns)
     if "mixture" in settings:
         figure.suptitle(describe_mixture(settings["mixture"]), fontsize=9, x=0.01, ha="left")
-    for panel in panels.flat[len(methods) :]:
+    for panel in panels.flat[len(groups) :]:
         panel.set_axis_off()
-    if not methods:
+    if not groups:
         say(panels.flat[0], "Fine-tuning was not tuned: its settings were given in the config.")
     handles: dict[str, object] = {}
-    for panel, method in zip(panels.flat, methods, strict=False):
-        kept = "" if settings[method].chosen["choice"] else ": chosen not to fine-tune"
-        panel.set_title(NAMES[method] + kept)
-        _candidates(panel, settings[method], COLOURS[method], score)
+    for panel, group in zip(panels.flat, groups, strict=False):
+        chosen = settings[group[0]]
+        kept = "" if chosen.chosen["choice"] else ": chosen not to fine-tune"
+        panel.set_title("\n".join(_lines_of(", ".join(NAMES[method] for method in group) + kept)))
+        _candidates(panel, chosen, COLOURS[group[0]] if len(group) == 1 else "#333333", score)
         handles |= {label: handle for handle, label in zip(*panel.get_legend_handles_labels(), strict=True)}
     if handles:
         figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=len(handles))

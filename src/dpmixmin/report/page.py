@@ -194,6 +194,8 @@ def _settings(measured: Measurements, settings: dict[str, Settings]) -> str:
             "that pose as the sensitive task), with the same number of candidates for every method; no private score "
             "was used. The choice serves every ε."
         )
+        if config.text is not None:
+            text += " One model pretrained on the other sources, uniformly, stands for every method that pretrains."
     if settings and len(declared) == len(settings):
         text = "All settings were given in the config; nothing was tuned."
     items = [words.describe_settings(name, found, measured.score) for name, found in settings.items()]

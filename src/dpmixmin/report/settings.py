@@ -16,9 +16,14 @@ class Settings:
     curve: pl.DataFrame
 
     def candidates(self) -> pl.DataFrame:
-        """Return the mean score of every candidate over stand-in tasks and repeats, in a fixed order."""
+        """Return the mean score of every candidate over stand-in tasks and repeats, in a fixed order.
+
+        The mean is the one that the choice was made by: of perplexities, the geometric mean.
+        """
         keys = [key for key in ("learning_rate", "steps", "batch", "clip") if key in self.curve.columns]
-        return self.curve.group_by(keys).agg(pl.col(self._metric()).mean().alias("score")).sort(keys)
+        metric = next(metric for metric in ("auc", "perplexity", "l1") if metric in self.curve.columns)
+        mean = pl.col(metric).log().mean().exp() if metric == "perplexity" else pl.col(metric).mean()
+        return self.curve.group_by(keys).agg(mean.alias("score")).sort(keys)
 
     def chosen_score(self) -> float | None:
         """Return the mean score of the choice, if it was tried."""
@@ -33,5 +38,6 @@ class Settings:
         rows = self.candidates().filter(pl.col("learning_rate").is_null())
         return rows["score"][0] if len(rows) else None
 
-    def _metric(self) -> str:
-        return next(metric for metric in ("auc", "perplexity", "l1") if metric in self.curve.columns)
+    def same_as(self, other: Settings) -> bool:
+        """Say whether both were chosen alike from the same trials."""
+        return self.chosen["choice"] == other.chosen["choice"] and self.candidates().equals(other.candidates())

@@ -39,8 +39,8 @@ CAPTIONS = {
         "figure_gain": "Relative test perplexity reduction against uniform (higher is better); hatched bars are not "
         "private; error bars are standard deviations of the ratio over the seeds that both methods have.",
         "figure_weights": _WEIGHTS,
-        "figure_tuning": "Mean perplexity of every fine-tuning candidate on public stand-in tasks (lower is better); "
-        "the chosen one is circled, and diverged ones are counted.",
+        "figure_tuning": "Geometric mean perplexity of every fine-tuning candidate on public stand-in tasks (lower is "
+        "better); the chosen one is circled, and diverged ones are counted.",
     },
 }
 """By metric: one sentence a figure, in the order of the page."""
@@ -60,8 +60,8 @@ def guarantee(config: Config) -> str:
     private = f"(epsilon, delta)-differentially private with epsilon = {epsilons} and delta = {config.privacy.delta:g}"
     if "dp_mixmin" in config.methods:
         how = (
-            "the mixture and the fine-tuning read disjoint parts, so the guarantee of the whole chain is the larger of "
-            "the two."
+            "the mixture and the fine-tuning read disjoint parts, so the guarantee of the whole chain is the larger "
+            "of the two."
             if config.privacy.composition == "parallel"
             else "the mixture and the fine-tuning read the same units and share epsilon."
         )
@@ -232,8 +232,11 @@ def summary_text(measured: Measurements) -> str:
             found = [cells[task, method, e] for task in measured.tasks for method in measured.methods]
             rows.append([f"{e:g}", *(_change(row, score, "_user") for row in found)])
         lines += _aligned(rows)
-        said = " ".join((*headline(comparisons(measured)), *finetuning(measured))).replace("ε = ", "epsilon = ")
-        lines += ["", *textwrap.wrap(said, 100)]
+        lines.append("")
+        for sentence in (*headline(comparisons(measured)), *finetuning(measured)):
+            whole = sentence.replace("ε = ", "epsilon = ").replace(" %", "\u00a0%")  # no line starts with a `%`
+            wrapped = textwrap.wrap(whole, 100, subsequent_indent="  ", break_on_hyphens=False)
+            lines += [line.replace("\u00a0", " ") for line in wrapped]
     folder = Paths(config.experiment).report()
     warning = [NOT_PRIVATE] if config.privacy.insecure_seed is not None else []
     lines += ["", *(line for text in (*warning, guarantee(config)) for line in textwrap.wrap(text, 100)), ""]
