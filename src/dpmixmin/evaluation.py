@@ -1,20 +1,43 @@
-"""Measuring a model on sensitive records for a price: loss, accuracy and AUC from one noisy vector.
+"""Measuring a model on sensitive records for a price: its metrics from one noisy vector.
 
-Each unit contributes one vector of three blocks, each of norm at most 1:
+Each unit contributes one vector of blocks of norm at most 1. Of labels three, averaged over the unit's records:
 
     clipped loss / bound  |  share of records classified correctly  |  histogram of (label, predicted probability)
 
-averaged over the unit's records and divided by sqrt 3, so its norm is at most 1 whatever the data. The noisy sum over
-units is released ONCE by a full-batch ``GridGaussian``; everything here after it is post-processing.
+Of texts two, of all the unit's tokens together:
+
+    clipped mean loss per token / bound  |  1, for being there
+
+Divided by the root of the number of blocks, its norm is at most 1 whatever the data. The noisy sum over units is
+released ONCE by a full-batch ``GridGaussian``; everything here after it is post-processing. No torch.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
-BLOCKS = 3
+from dpmixmin.config import Config
+
+BLOCKS, TEXT_BLOCKS = 3, 2
+
+Metrics = dict[str, dict[str, float]]
+"""Name of a metric to its ``value`` and the ``noise_standard_error``."""
+
+
+def dimension(config: Config) -> int:
+    """Return the number of coordinates of a unit's vector."""
+    return TEXT_BLOCKS if config.text else 2 + 2 * config.evaluation.bins
+
+
+def metrics_of(config: Config, released: np.ndarray, noise_std: float) -> Metrics:
+    """Return the metrics of a deployment's model from the noisy sum: :func:`metrics` or :func:`text_metrics`."""
+    return (text_metrics if config.text else metrics)(released, noise_std, config.evaluation.loss_bound)
+
+
+# -- labels -----------------------------------------------------------------------------------------------------
 
 
 def unit_vectors(
@@ -45,7 +68,7 @@ def unit_vectors(
     return total / np.maximum(np.bincount(index, minlength=count), 1)[:, None] / math.sqrt(BLOCKS)
 
 
-def metrics(released: np.ndarray, noise_std: float, bound: float, draws: int = 2000) -> dict[str, dict[str, float]]:
+def metrics(released: np.ndarray, noise_std: float, bound: float, draws: int = 2000) -> Metrics:
     """Return loss, accuracy and AUC with the standard error that the noise causes.
 
     Args:
@@ -54,12 +77,7 @@ def metrics(released: np.ndarray, noise_std: float, bound: float, draws: int = 2
         bound: as in :func:`unit_vectors`.
         draws: simulated noise vectors (public randomness) behind the standard errors.
     """
-    values = _estimate(released[None], bound)
-    generator = np.random.default_rng(0)
-    spread = _estimate(released + generator.normal(0, noise_std, (draws, len(released))), bound)
-    return {
-        name: {"value": float(values[name][0]), "noise_standard_error": float(np.std(spread[name]))} for name in values
-    }
+    return _with_errors(_estimate, released, noise_std, bound, draws)
 
 
 def _estimate(sums: np.ndarray, bound: float) -> dict[str, np.ndarray]:
@@ -76,4 +94,68 @@ def _estimate(sums: np.ndarray, bound: float) -> dict[str, np.ndarray]:
         "loss": np.clip(sums[:, 0] / units, 0, 1) * bound,
         "accuracy": np.clip(sums[:, 1] / units, 0, 1),
         "auc": auc,
+    }
+
+
+# -- texts ------------------------------------------------------------------------------------------------------
+
+
+def text_vectors(scores: Sequence[np.ndarray], units: tuple[int, np.ndarray], bound: float) -> np.ndarray:
+    """Return each unit's contribution: float64 of shape (units, 2), norms at most 1.
+
+    A unit without a token, or with a value that is not finite, contributes zero (rule 6): it is not counted.
+
+    Args:
+        scores: log-probabilities of each record's tokens, in nats.
+        units: number of units and each record's unit index.
+        bound: a unit's mean loss per token is clipped to [0, bound].
+    """
+    count, index = units
+    loss, tokens = np.zeros(count), np.zeros(count)
+    np.add.at(loss, index, [-float(np.sum(values, dtype=np.float64)) for values in scores])
+    np.add.at(tokens, index, [len(values) for values in scores])
+    usable = np.isfinite(loss) & (tokens > 0)
+    rows = np.zeros((count, TEXT_BLOCKS))
+    rows[usable, 0] = np.clip(loss[usable] / tokens[usable], 0, bound) / bound
+    rows[usable, 1] = 1.0
+    return rows / math.sqrt(TEXT_BLOCKS)
+
+
+def text_metrics(released: np.ndarray, noise_std: float, bound: float, draws: int = 2000) -> Metrics:
+    """Return the mean over units of the loss per token, and exp of it, with the standard errors that the noise causes.
+
+    The law of ``perplexity_user`` is skewed; its standard error is the deviation of simulated values all the same.
+
+    Args:
+        released: the noisy sum of :func:`text_vectors`.
+        noise_std: deviation of its noise, a public number.
+        bound: as in :func:`text_vectors`; no loss above it can be measured.
+        draws: simulated noise vectors (public randomness) behind the standard errors.
+    """
+    return _with_errors(_text_estimate, released, noise_std, bound, draws)
+
+
+def _text_estimate(sums: np.ndarray, bound: float) -> dict[str, np.ndarray]:
+    """Return the metrics of noisy sums of shape (m, 2)."""
+    sums = sums * math.sqrt(TEXT_BLOCKS)
+    loss = np.clip(sums[:, 0] / np.maximum(sums[:, 1], 1.0), 0, 1) * bound
+    return {"loss": loss, "perplexity_user": np.exp(loss)}
+
+
+# -- both -------------------------------------------------------------------------------------------------------
+
+
+def _with_errors(
+    estimate: Callable[[np.ndarray, float], dict[str, np.ndarray]],
+    released: np.ndarray,
+    noise_std: float,
+    bound: float,
+    draws: int,
+) -> Metrics:
+    """Return what is estimated from a noisy sum, and how far as much noise again moves each of it."""
+    values = estimate(released[None], bound)
+    noise = np.random.default_rng(0).normal(0, noise_std, (draws, len(released)))
+    spread = estimate(released + noise, bound)
+    return {
+        name: {"value": float(values[name][0]), "noise_standard_error": float(np.std(spread[name]))} for name in values
     }

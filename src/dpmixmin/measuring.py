@@ -29,9 +29,7 @@ def cells_for(config: Config, task: str) -> list[Cell]:
     return [cell for cell in cells_of(config) if cell.task in ("", task)]
 
 
-def measure(
-    config: Config, task: str, stage: str, model_values: Callable[[Cell, object], dict[str, float]]
-) -> None:
+def measure(config: Config, task: str, stage: str, model_values: Callable[[Cell, object], dict[str, float]]) -> None:
     """Measure every cell of one task and write the table.
 
     Args:

@@ -12,6 +12,10 @@ from pathlib import Path
 from dpmixmin.errors import UserError
 
 PUBLIC, PRIVATE, RELEASED, STUDY = "public", "private", "released", "study"
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json")
+GPT2_FILES = ("model.safetensors", "config.json", "generation_config.json", *TOKENIZER_FILES)
+"""What plain transformers loads from the folder of a language model."""
+
 ROOMS = (PUBLIC, PRIVATE, RELEASED, STUDY)
 
 
@@ -72,9 +76,9 @@ class Paths:
         return f"{self.base}/public/proxies/" + ("joint" if source == "joint" else f"source={source}")
 
     def state(self, folder: str) -> str:
-        """File in which a long public training keeps its state until it ends; in the room of its artefact."""
+        """Folder in which a long public training keeps its state until it ends; in the room of its artefact."""
         room, below = folder.removeprefix(f"{self.base}/").split("/", 1)
-        return f"{self.base}/{room}/states/{below}/state.pt"
+        return f"{self.base}/{room}/states/{below}"
 
     def settings(self, name: str) -> str:
         """Folder of settings chosen on public stand-ins (``mixture``, ``finetune/method=…``)."""

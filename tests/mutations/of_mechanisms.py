@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from mutant import Mutant
+from of_user_level import USER_LEVEL
 
 SPECS = "dpmixmin/privacy/mechanisms.py"
 SGD = "dpmixmin/finetune/dp_sgd.py"
@@ -44,8 +45,8 @@ MECHANISMS = (
         2,
         "the mixture divides by the actual batch",
         LEARNERS,
-        "(gradients.clipped(trajectory[-1], spec.clip)[batch], noise) / spec.expected_batch",
-        "(gradients.clipped(trajectory[-1], spec.clip)[batch], noise) / max(1, batch.sum())",
+        "gradient = spec.release_sum(vectors, noise) / spec.expected_batch",
+        "gradient = spec.release_sum(vectors, noise) / max(1, batch.sum())",
         (f"{TEST_SPECS}::test_rule_2_the_divisor_is_the_public_expected_batch",),
     ),
     Mutant(
@@ -60,16 +61,16 @@ MECHANISMS = (
         3,
         "mixture gradients clipped coordinate by coordinate",
         OBJECTIVE,
-        "norms = np.linalg.norm(gradients, axis=1, keepdims=True)",
-        "norms = np.abs(gradients).max(axis=1, keepdims=True)",
+        "norms = np.sqrt(_over_sources(gradients * gradients))",
+        "norms = np.abs(gradients).max(axis=0)",
         (f"{TEST_REPLAY}::test_rule_3_clipped_gradients_at_weights_that_miss_a_record",),
     ),
     Mutant(
         3,
         "mixture gradients not clipped",
         OBJECTIVE,
-        "return gradients * np.minimum(1.0, clip / np.maximum(norms, 1e-300))",
-        "return gradients",
+        "np.ascontiguousarray((gradients * np.minimum(1.0, clip / np.maximum(norms, 1e-300))).T)",
+        "np.ascontiguousarray(gradients.T)",
         (f"{TEST_REPLAY}::test_rule_3_clipped_gradients_at_weights_that_miss_a_record",),
     ),
     Mutant(
@@ -112,15 +113,15 @@ MECHANISMS = (
         "each physical batch is averaged",
         SGD,
         "total += factors @ exact",
-        "total += (factors @ exact) / len(rows)",
+        "total += (factors @ exact) / len(gradients)",
         (f"{TEST_SGD}::test_rule_4_the_update_is_the_same_for_physical_batches_1_4_and_64",),
     ),
     Mutant(
         4,
         "only the first physical batch counts",
         SGD,
-        "for number in np.unique(chunk):",
-        "for number in np.unique(chunk)[:1]:",
+        "            start = stop\n",
+        "            return\n",
         (f"{TEST_SGD}::test_rule_4_every_sampled_record_is_read_once_whatever_the_chunks",),
     ),
     Mutant(
@@ -186,8 +187,8 @@ MECHANISMS = (
         8,
         "the gradient of the sum, shared out among the records",
         SGD,
-        "        return self._gradients(self._x[index].to(self._device), self._y[index].to(self._device))\n",
-        "        found = self._gradients(self._x[index].to(self._device), self._y[index].to(self._device))\n"
+        "        return self._gradients(*(part.to(self._device) for part in batch))\n",
+        "        found = self._gradients(*(part.to(self._device) for part in batch))\n"
         "        return found.mean(dim=0, keepdim=True).expand_as(found)\n",
         (f"{TEST_SGD}::test_rule_8_per_example_gradients_equal_a_loop_of_batches_of_1",),
     ),
@@ -219,21 +220,22 @@ MECHANISMS = (
         13,
         "a unit's gradients are summed, not averaged",
         SGD,
-        "gradients = summed / torch.from_numpy(counts).to(self._device)[:, None]",
-        "gradients = summed",
+        "return rows, self._weight[rows] / counts[self._unit[rows]]",
+        "return rows, self._weight[rows]",
         (f"{TEST_SGD}::test_rule_13_the_mean_over_a_units_records_is_clipped",),
     ),
     Mutant(
         13,
         "a unit's responsibilities are summed, not averaged",
         OBJECTIVE,
-        "return total / np.bincount(index, minlength=count)[:, None]",
-        "return total",
+        "return rows, 1 / counts[self.owner[rows]]",
+        "return rows, np.ones(len(self.owner[rows]))",
         (
             f"{TEST_REPLAY}::test_rule_3_and_13_mixture_release_moves_by_at_most_the_clip_for_worst_case_units",
             "tests/unit/test_mixing.py::test_responsibilities_are_the_mean_over_a_units_records",
         ),
     ),
+    *USER_LEVEL,
     Mutant(
         15,
         "contributions rounded to the nearest point",

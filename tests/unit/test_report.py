@@ -18,9 +18,10 @@ import pytest
 from dpmixmin import artifacts
 from dpmixmin.config import validate
 from dpmixmin.paths import Paths
-from dpmixmin.report import page, tables, words
+from dpmixmin.report import drawing, page, tables, words
 from dpmixmin.report.settings import Settings
 from dpmixmin.report.tables import AFTER, BEFORE, COLUMNS, Measurements, Stat
+from dpmixmin.sections import METHODS
 from dpmixmin.stages import report as stage
 
 TASKS = ("odd", "prime", "round", "small")
@@ -259,6 +260,24 @@ def test_relative_gain_propagates_the_deviations_that_are_known():
     assert gain.mean == pytest.approx(20)
     assert gain.sd == pytest.approx(100 * 1.2 * math.sqrt((0.01 / 0.96) ** 2 + (0.02 / 0.8) ** 2))
     assert tables.relative_gain(Stat(0.96, None, 1), Stat(0.8, None, 1)).sd is None
+
+
+def test_every_method_has_a_name_a_colour_and_a_marker():
+    assert set(tables.NAMES) == set(drawing.COLOURS) == set(drawing.MARKERS) == set(METHODS)
+    for looks in (tables.NAMES, drawing.COLOURS, drawing.MARKERS):
+        assert len(set(looks.values())) == len(METHODS)
+
+
+def test_proportional_stands_beside_uniform(demo):
+    config = make_config(methods=["uniform", "proportional", "dp_mixmin"])
+    rows = make_rows(lambda row: row["method"] == "uniform").with_columns(method=pl.lit("proportional"))
+    measured = Measurements(config, tables.summary([make_rows(), rows]))
+    assert tables.mixtures(measured)["method"].to_list()[:3] == ["uniform", "proportional", "dp_mixmin"]
+    found = tables.compare(measured, AFTER, 1.0, "proportional", "uniform")
+    assert (found.difference, found.seeds) == (0, 3)
+    files = page_and_text(pl.concat([make_rows(), rows]), demo, config)
+    assert "Size-proportional" in text_of(files)
+    assert max(map(len, files["summary.txt"].decode().splitlines())) <= 100
 
 
 def test_view_across_epsilons_uses_one_set_of_tasks():

@@ -17,7 +17,7 @@ from dpmixmin.artifacts import canonical, digest, write_json
 from dpmixmin.config import PLACES, validate
 from dpmixmin.errors import UserError
 from dpmixmin.lock import hold_while_running
-from dpmixmin.paths import Paths
+from dpmixmin.paths import GPT2_FILES, Paths
 
 try:
     CONFIG = validate(dict(config), " ".join(os.path.relpath(path) for path in workflow.configfiles) or "config")
@@ -129,7 +129,7 @@ def models_of(task):
 
 # What a kind of data adds: names of files, and of the artefacts that several rules read.
 if CONFIG.text:
-    MODEL = ("model.safetensors", "config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json")
+    MODEL = GPT2_FILES
     CARD = ("README.md",)
     SAMPLED = ("sampled.json",)
     SOURCES = [f"{PATHS.text(name)}/documents.parquet" for name in CONFIG.sources]

@@ -15,6 +15,7 @@ from __future__ import annotations
 import hashlib
 import math
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 import pyarrow as pa
@@ -113,4 +114,4 @@ def _tokens(table: pa.Table) -> list[np.ndarray]:
     column = table["tokens"].combine_chunks()
     flat = column.flatten().to_numpy(zero_copy_only=False).astype(np.int32)
     offsets = column.offsets.to_numpy() - (column.offsets[0].as_py() if len(column.offsets) else 0)
-    return [flat[start:stop] for start, stop in zip(offsets[:-1], offsets[1:], strict=True)]
+    return [flat[start:stop] for start, stop in pairwise(offsets)]

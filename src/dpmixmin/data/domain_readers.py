@@ -156,17 +156,19 @@ def html_text(*removed: str, only: str | None = None) -> Cleaner:
 
 
 def pod_text(source: str) -> str:
-    """Return the text of Perl's plain old documentation (perlpod)."""
+    """Return the text of a file of Perl's plain old documentation, POD (perlpod)."""
     source = re.sub(r"^=begin\b.*?^=end\b[^\n]*$", "", source, flags=re.DOTALL | re.MULTILINE)
     source = re.sub(r"^=(?:for|encoding|over|back|cut|pod)\b[^\n]*$", "", source, flags=re.MULTILINE)
     source = re.sub(r"^=(?:head\d|item)[ \t]*", "", source, flags=re.MULTILINE)
     codes = re.compile(r"([A-Z])(?:<<<+ (.*?) >>>+|<< (.*?) >>|<([^<>]*)>)", re.DOTALL)
     for _ in range(4):  # codes inside codes
         source = codes.sub(_pod_code, source)
-    return tidy(source)
+    source = re.sub(r"^([*o])\n\n(?=\S)", r"\1 ", source, flags=re.MULTILINE)  # items without a term
+    return tidy(source.replace("\x01", "<").replace("\x02", ">"))
 
 
 _POD_ESCAPES = {"lt": "\x01", "gt": "\x02", "sol": "/", "verbar": "|"}
+"""Angle brackets are kept from being read as codes until the end."""
 
 
 def _pod_code(match: re.Match) -> str:
@@ -181,19 +183,14 @@ def _pod_code(match: re.Match) -> str:
     return content
 
 
-def pod(source: str) -> str:
-    """Return the text of a POD file."""
-    return pod_text(source).replace("\x01", "<").replace("\x02", ">")
-
-
 def vim_help(source: str) -> str:
     """Return the text of a file of Vim's help: without its first line, tags, link bars and mode line."""
-    lines = [line.expandtabs(8) for line in source.splitlines()[1:]]
-    lines = [re.sub(r"^<(?=\s|$)", " ", re.sub(r" ?>$|~$", "", line)) for line in lines]
-    lines = [re.sub(r"(?<!\S)\*[^*\s|]+\*(?=\s|$)", "", line) for line in lines]
-    lines = [re.sub(r"(?<![^\s(\[,])\|([^|\s]+)\|", r"\1", line) for line in lines]
-    text = "\n".join(line.rstrip() for line in lines if not re.match(r"\s*vim:|[=-]{20,}\s*$", line))
-    return tidy(text)
+    text = source.partition("\n")[2].expandtabs(8)
+    text = re.sub(r"^(?:\s*vim:.*|[=-]{20,}[ ]*)$", "", text, flags=re.MULTILINE)
+    text = re.sub(r" ?>$|~$", "", text, flags=re.MULTILINE)
+    text = re.sub(r"^<(?=\s|$)", " ", text, flags=re.MULTILINE)
+    text = re.sub(r"(?<!\S)\*[^*\s|]+\*(?=\s|$)", "", text)
+    return tidy(re.sub(r"(?<![^\s(\[,])\|([^|\s]+)\|", r"\1", text))
 
 
 def asciidoc(source: str) -> str:
@@ -218,8 +215,8 @@ def _asciidoc_name(match: re.Match) -> str:
 def osis_text(chapter: str) -> str:
     """Return the text of a chapter in OSIS XML, without notes."""
     chapter = re.sub(r"<note\b.*?</note>", "", chapter, flags=re.DOTALL)
-    chapter = re.sub(r"<(?:div|lg?|chapter|title)\b[^>]*>|</title>", "\n", chapter)
-    text = html.unescape(re.sub(r"<[^>]*>", "", chapter))
+    chapter = re.sub(r"<(?:div|lg?|chapter|title)\b[^>]*>|</title>", "\n", _flow(chapter))
+    text = html.unescape(re.sub(r"<[^>]*>", "", chapter)).replace("¶", "")
     return tidy("\n".join(filter(None, map(_flow, text.split("\n")))))
 
 
@@ -234,7 +231,7 @@ def wordnet_entry(entry: str) -> str:
     """Return an entry of WordNet: the word, then one line per sense."""
     entry = re.sub(r"\{([^{}]*)\}", r"\1", entry)
     word, _, senses = entry.strip().partition("\n")
-    senses = re.sub(r"\n\s+(?!(?:(?:n|v|adj|adv)\s+)?\d+:\s|(?:n|v|adj|adv)\s*:)", " ", f"\n{senses}")
+    senses = re.sub(r"\n\s++(?!(?:(?:n|v|adj|adv)\s+)?\d+:\s|(?:n|v|adj|adv)\s*:)", " ", f"\n{senses}")
     return tidy(f"{word}\n" + "\n".join(filter(None, map(_flow, senses.split("\n")))))
 
 
@@ -253,17 +250,21 @@ def metamath_text(comment: str) -> str:
 def report_text(source: str) -> str:
     """Return a radiology report in the NLM's XML: one line per labelled section."""
     found = re.findall(r'<AbstractText Label="([^"]*)">(.*?)</AbstractText>', source, flags=re.DOTALL)
-    return tidy("\n".join(f"{label}: {html.unescape(_flow(text))}" for label, text in found if text.strip()))
+    text = "\n".join(f"{label}: {html.unescape(_flow(text))}" for label, text in found if text.strip())
+    return tidy(re.sub(r"\.\.+$", ".", text, flags=re.MULTILINE))
 
 
 def brown_text(sample: str) -> str:
-    """Return a sample of the Brown corpus: ``word/tag`` tokens become text with ordinary spacing."""
+    """Return a sample of the Brown corpus: ``word/tag`` tokens become text with ordinary spacing.
+
+    A line is a sentence, empty lines lie between paragraphs; lines tagged as headlines (``-hl``) become paragraphs.
+    """
+    sample = re.sub(r"^(?:\s*\S+-hl)+\s*$", r"\n\g<0>\n", sample, flags=re.MULTILINE)
     paragraphs = []
     for paragraph in re.split(r"\n\s*\n", sample):
-        words = [token.rpartition("/")[0] or token for token in paragraph.split()]
-        text = " ".join(words).replace("``", '"<').replace("''", '>"')
-        text = re.sub(r'"<\s*', '"', text)
-        text = re.sub(r'\s*>"', '"', text)
+        text = " ".join(token.rpartition("/")[0] or token for token in paragraph.split())
+        text = re.sub(r"``\s*", '"', text)
+        text = re.sub(r"\s*''", '"', text)
         text = re.sub(r"([?!;:,.])(?: \1)+(?= |$)", r"\1", text)  # the corpus doubles some marks
         text = re.sub(r" ([.,;:?!)\]}])(?=[\s\"'.,;:?!)]|$)", r"\1", text)
         paragraphs.append(re.sub(r"([(\[{]) ", r"\1", text))

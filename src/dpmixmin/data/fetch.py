@@ -75,7 +75,7 @@ def is_fetched(path: str) -> bool:
     return path.startswith(_PREFIX) or _package_of(path) is not None
 
 
-def fetch_reference(path: str) -> str:
+def get(path: str) -> str:
     """Fetch the package of a file reference (see :func:`is_fetched`), unless it is in the cache.
 
     Returns:

@@ -150,6 +150,11 @@ def value_bytes(value) -> bytes:
     return f"{type(value).__name__}:{value!r}".encode()
 
 
+def owned(content: bytes, unit) -> bytes:
+    """Return the bytes that identify a record of this content and unit; those of another unit never equal them."""
+    return len(content).to_bytes(8, "big") + content + value_bytes(unit)
+
+
 def _scale(features: np.ndarray, inputs: Inputs) -> np.ndarray:
     """Scale by public constants and clamp; infinities become the bound, NaN stays NaN."""
     with np.errstate(over="ignore", invalid="ignore"):  # a numpy warning would tell of a wild value

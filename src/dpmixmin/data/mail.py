@@ -16,7 +16,7 @@ import hashlib
 import html
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from email.message import Message
 from pathlib import Path
@@ -28,8 +28,8 @@ from dpmixmin.table_sections import Maildir, SpamAssassin
 UNITS = {"maildir": "user", "spam_assassin": "sender"}
 """Who a message belongs to, as ``private.unit`` calls it: whose folder it lies in; who is its From address."""
 
-_MOST_BYTES, _MOST_HTML = 1_000_000, 100_000
-"""What is read of a message, and characters read of HTML: attachments beyond it do not cost time."""
+_MOST_BYTES = 1_000_000
+"""What is read of a message: attachments beyond it do not cost time."""
 
 
 @dataclass(frozen=True)
@@ -54,13 +54,13 @@ def read_maildir(table: Maildir) -> RawTexts:
     root = Path(table.path).expanduser()
     if not root.is_dir():
         raise UserError(f"{table.path}: no such folder; correct the path in the config")
-    found = []
-    for user in _entries(root):
-        for folder in table.folders:
-            for path in _entries(user / folder):
-                raw = _bytes(path)
-                found.append((raw, user.name, parse(raw)))
-    return _kept(found, table.min_characters)
+    files = (
+        (user.name, _bytes(path))
+        for user in _entries(root)
+        for name in table.folders
+        for path in _entries(user / name)
+    )
+    return _kept(((raw, user, parse(raw)) for user, raw in files), table.min_characters)
 
 
 def read_spam_assassin(table: SpamAssassin, folder: Path) -> RawTexts:
@@ -73,16 +73,12 @@ def read_spam_assassin(table: SpamAssassin, folder: Path) -> RawTexts:
     Raises:
         UserError: a group is missing.
     """
-    found = []
-    for group in table.groups:
-        if not (folder / group).is_dir():
-            raise UserError(f"{folder / group}: no such folder; fetch the package again")
-        for path in _entries(folder / group):
-            if path.suffix == ".json":
-                raw = _json_text(path)
-                message = parse(raw)
-                found.append((raw, message.sender, message))
-    return _kept(found, table.min_characters)
+    missing = [group for group in table.groups if not (folder / group).is_dir()]
+    if missing:
+        raise UserError(f"{folder / missing[0]}: no such folder; fetch the package again")
+    files = (path for group in table.groups for path in _entries(folder / group) if path.suffix == ".json")
+    found = ((raw, parse(raw)) for raw in map(_json_text, files))
+    return _kept(((raw, message.sender, message) for raw, message in found), table.min_characters)
 
 
 def parse(raw: bytes) -> Mail:
@@ -95,14 +91,14 @@ def parse(raw: bytes) -> Mail:
         return Mail(None, "")
 
 
-def _kept(found: list[tuple[bytes, str | None, Mail]], min_characters: int) -> RawTexts:
-    """Leave out short messages, and return the others."""
-    rows = [(raw, unit, mail.text) for raw, unit, mail in found if len(mail.text) >= min_characters]
-    return RawTexts(
-        [text for _, _, text in rows],
-        [unit for _, unit, _ in rows],
-        content=[hashlib.sha256(raw).digest() for raw, _, _ in rows],
-    )
+def _kept(found: Iterable[tuple[bytes, str | None, Mail]], min_characters: int) -> RawTexts:
+    """Leave out short messages, and return the others; raw messages are identified by their hash."""
+    rows = [
+        (hashlib.sha256(raw).digest(), unit, mail.text)
+        for raw, unit, mail in found
+        if len(mail.text) >= min_characters
+    ]
+    return RawTexts([text for _, _, text in rows], [unit for _, unit, _ in rows], content=[raw for raw, _, _ in rows])
 
 
 def _entries(folder: Path) -> list[Path]:
@@ -122,7 +118,7 @@ def _bytes(path: Path) -> bytes:
 
 def _json_text(path: Path) -> bytes:
     try:
-        return json.loads(_bytes(path))["text"].encode("utf-8", "surrogatepass")
+        return json.loads(_bytes(path))["text"].encode("utf-8", "replace")
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return b""
 
@@ -197,14 +193,14 @@ def _decoded(data: bytes, charset: str) -> str:
         return data.decode("cp1252", errors="replace")
 
 
-_UNSEEN = re.compile(r"<!--.*?-->|<(script|style|head)\b.*?</\1\s*>", re.I | re.S)
+_UNSEEN = re.compile(r"<!--.*?(?:-->|\Z)|<(script|style|title)\b.*?(?:</\1\s*>|\Z)", re.I | re.S)
 _BREAK = re.compile(r"<(?:br|p|div|tr|table|li|ul|ol|hr|h[1-6]|blockquote|pre)\b[^<>]*>|</(?:p|div|tr)\s*>", re.I)
 _TAG = re.compile(r"<[^<>]*>")
 
 
 def _stripped(markup: str) -> str:
     """Return the text of HTML."""
-    text = _UNSEEN.sub("", markup[:_MOST_HTML])
+    text = _UNSEEN.sub("", markup)
     return html.unescape(_TAG.sub("", _BREAK.sub("\n", " ".join(text.split()))))
 
 
@@ -292,7 +288,9 @@ def _is_forwarded(lines: list[str], i: int) -> bool:
 def _past_headers(lines: list[str], i: int) -> int:
     """Return the first line after the mark of a quoted message and its headers."""
     i += 1
-    while i < len(lines) and (not lines[i] or lines[i][0].isspace() or _HEADER.match(lines[i])):
+    while i < len(lines) and not _QUOTED.match(lines[i]):
+        if lines[i] and not lines[i][0].isspace() and not _HEADER.match(lines[i]):
+            break
         i += 1
     return i
 

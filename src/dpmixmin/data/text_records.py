@@ -13,11 +13,12 @@ Tables are sorted by (unit, record), so their order says nothing about the sourc
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 import pyarrow as pa
 
-from dpmixmin.data.records import strings
+from dpmixmin.data.records import record_names, strings
 
 SCHEMA = pa.schema(
     [("record", pa.string()), ("unit", pa.string()), ("text", pa.string()), ("tokens", pa.list_(pa.int32()))]
@@ -79,6 +80,10 @@ class TextRecords:
         names, index = np.unique(self.unit, return_inverse=True)
         return len(names), index
 
+    def names(self) -> np.ndarray:
+        """Return a 64-bit name of each record (uint64): of its unit and id, since ids need be unique within a unit."""
+        return record_names(self.unit, self.record)
+
     def counts(self, max_records_per_unit: int) -> dict[str, int | dict[str, int]]:
         """Count what an owner wants to know of the table: raw private data, for ``private/`` only.
 
@@ -124,5 +129,5 @@ def _arrays(column: pa.ChunkedArray) -> list[np.ndarray]:
     for chunk in column.chunks:
         flat = chunk.flatten().to_numpy(zero_copy_only=False).astype(np.int32)
         edges = chunk.offsets.to_numpy() - chunk.offsets[0].as_py()
-        found += [flat[start:stop] for start, stop in zip(edges[:-1], edges[1:], strict=True)]
+        found += [flat[start:stop] for start, stop in pairwise(edges)]
     return found

@@ -22,9 +22,9 @@ from dpmixmin.data.loaders import (
     column_values,
     csv_rows,
     identify,
+    owned,
     parquet_table,
     require_columns,
-    value_bytes,
     within_limits,
 )
 from dpmixmin.data.text_records import RawTexts, TextRecords
@@ -89,11 +89,7 @@ def load_private(private: Private, key: bytes, encode: Callable[[str], np.ndarra
     texts = [valid_text(text) or "" for text in raw.text]
     units = raw.unit if raw.unit is not None else [None] * len(texts)
     contents = raw.content if raw.content is not None else [text.encode() for text in texts]
-    whole = (
-        len(content).to_bytes(8, "big") + content + value_bytes(unit)
-        for content, unit in zip(contents, units, strict=True)
-    )
-    record, unit = identify(units, raw.record_id, whole, key)
+    record, unit = identify(units, raw.record_id, map(owned, contents, units), key)
     nothing = np.zeros(0, dtype=np.int32)
     records = within_limits(TextRecords(record, unit, texts, [nothing] * len(texts)), private)
     return replace(records, tokens=[encode(text) if text else nothing for text in records.text])
@@ -117,19 +113,20 @@ def _place(source: TextFile | HubText) -> str:
 def _read(private: Private) -> RawTexts:
     table = private.table
     if table.kind in mail.UNITS:
-        if private.unit not in ("record", mail.UNITS[table.kind]):
-            raise UserError(
-                f"private.unit: {table.kind} has no column `{private.unit}`; use `record` or `{mail.UNITS[table.kind]}`"
-            )
+        known = mail.UNITS[table.kind]
+        if private.unit not in ("record", known):
+            raise UserError(f"private.unit: {table.kind} has no column `{private.unit}`; use `record` or `{known}`")
         if table.kind == "maildir":
             raw = mail.read_maildir(table)
         else:
             raw = mail.read_spam_assassin(table, packages.spam_assassin_folder())
-        return raw if private.unit != "record" else replace(raw, unit=None)
+        return raw if private.unit == known else replace(raw, unit=None)
     if isinstance(table, TextFile) and table.rows:
-        raise UserError("private.table.rows is for public tables: a unit's records must not depend on others; remove it")
+        raise UserError(
+            "private.table.rows is for public tables: a unit's records must not depend on others; remove it"
+        )
     unit = None if private.unit == "record" else private.unit
-    wanted = [name for name in (table.column, table.record_id, unit) if name]
+    wanted = list(dict.fromkeys(name for name in (table.column, table.record_id, unit) if name))
     rows = list(itertools.islice(_rows(table, wanted), table.rows))
     return RawTexts(
         [row[table.column] for row in rows],

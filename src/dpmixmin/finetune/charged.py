@@ -65,7 +65,14 @@ def run_cells(kind: Kind, config: Config, method: str, task: str) -> None:
 
 
 def _keep_pretrained(
-    kind: Kind, config: Config, ledger: Ledger, paths: Paths, cell: Cell, pretrained: Cell, settings: dict, chosen: dict
+    kind: Kind,
+    config: Config,
+    ledger: Ledger,
+    paths: Paths,
+    cell: Cell,
+    pretrained: Cell,
+    settings: dict,
+    chosen: dict,
 ) -> None:
     """The stand-ins chose not to fine-tune: the result is the pretrained model, and nothing is spent."""
     folder = pretrained.folder(paths)
@@ -77,7 +84,14 @@ def _keep_pretrained(
 
 
 def _fine_tune(
-    kind: Kind, config: Config, ledger: Ledger, paths: Paths, cell: Cell, pretrained: Cell, settings: dict, chosen: dict
+    kind: Kind,
+    config: Config,
+    ledger: Ledger,
+    paths: Paths,
+    cell: Cell,
+    pretrained: Cell,
+    settings: dict,
+    chosen: dict,
 ) -> None:
     folder, parts = pretrained.folder(paths), train_parts(config, cell.method)
     values = FinetuneSettings(**chosen["choice"])
@@ -101,9 +115,7 @@ def _fine_tune(
             sums = kind.sums(config, release, paths, cell, wanted, folder)
             fine_tune(sums, spec, values.learning_rate, noise, progress=release.progress)
             private = [release.parent(paths.records()), release.parent(paths.split(cell.seed))]
-            release.commit(
-                kind.model_files(config, sums, folder), _manifest(kind, config, cell, [*parents, *private])
-            )
+            release.commit(kind.model_files(config, sums, folder), _manifest(kind, config, cell, [*parents, *private]))
         statement = _statement(config, ledger, paths, pretrained, [release.entry], chosen["chosen_by"])
         release.publish(cell.folder(paths), kind.views(config, cell, statement))
 

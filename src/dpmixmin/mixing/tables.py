@@ -7,9 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 import pyarrow as pa
 
-from dpmixmin.data.records import binary_label, labels_from_arrow, strings
+from dpmixmin.data.records import binary_label, labels_from_arrow, record_names, strings
 from dpmixmin.mixing.objective import SourceTable, source_probabilities
-from dpmixmin.privacy.subsample import names as record_names
 from dpmixmin.sections import LabelRule
 
 
@@ -49,6 +48,4 @@ def _units(table: pa.Table) -> tuple[int, np.ndarray]:
 
 
 def _names(table: pa.Table) -> np.ndarray:
-    """Return a 64-bit name of each record: record ids need be unique within a unit only, so the unit goes in."""
-    pairs = zip(table["unit"].to_pylist(), table["record"].to_pylist(), strict=True)
-    return record_names(np.asarray([f"{unit} {record}" for unit, record in pairs], dtype=np.str_))
+    return record_names(strings(table["unit"]), strings(table["record"]))

@@ -101,5 +101,3 @@ def _use(config: Config) -> list[str]:
         f"Context: {config.text.context} tokens. It is a research model, trained from scratch on little text.",
         "",
     ]
-
-

@@ -14,18 +14,12 @@ from typing import Any
 from dpmixmin import artifacts
 from dpmixmin.cells import Cell
 from dpmixmin.config import Config
+from dpmixmin.data import corpora
 from dpmixmin.errors import UserError
 from dpmixmin.paths import PUBLIC, Paths
 from dpmixmin.privacy.ledger import Ledger
 from dpmixmin.privacy.statement import NOT_PRIVATE_SEED, PRIVATE_STAMP, least_public
-from dpmixmin.release.derive import chain_cells, charged_cells, has_private_mixture
-
-ALLOWED = {
-    "mixture": ("weights.json", "trajectory.parquet"),
-    "finetuned": ("model.safetensors",),
-    "evaluation": ("metrics.json", "released.json"),
-}
-"""Files of each cell that a bundle takes; a mixture's only where it was learned privately."""
+from dpmixmin.release.derive import chain_cells, charged_cells, has_private_mixture, model_files
 
 UNCHARGED = "private_uncharged"
 PRIVATE_TUNING = (
@@ -45,6 +39,7 @@ class Chain:
         tuning: how its settings were chosen, the worst of all steps.
         public: public artefacts behind it: folder in the run to content digest.
         versions: package versions that made the model.
+        left_out: text sources that could not be had.
     """
 
     files: dict[str, bytes]
@@ -52,6 +47,7 @@ class Chain:
     tuning: str
     public: dict[str, str]
     versions: dict[str, str]
+    left_out: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -96,15 +92,21 @@ def read_chain(config: Config, ledger: Ledger) -> Chain:
     lineage = _lineage([*made.values(), *settings.values()], paths)
     choice = artifacts.read_json(f"{settings['finetune'].folder}/settings.json")["choice"]
     entries = _entries(config, ledger, choice, made, statements)
-    files = {
-        name: made[stage].file(name)
-        for stage, names in ALLOWED.items()
-        if stage in cells and (stage != "mixture" or has_private_mixture(config))
-        for name in names
-    }
+    files = {name: made[stage].file(name) for stage, names in _allowed(config) for name in names if stage in cells}
     files.update({f"settings_{name}.json": settings[name].file("settings.json") for name in settings})
     public = {place: lineage[place] for place in sorted(lineage) if place.startswith(f"{PUBLIC}/")}
-    return Chain(files, entries, tuning, public, made["finetuned"].manifest["versions"])
+    names = corpora.source_names(config, paths)
+    left_out = tuple(name for name in config.sources if name not in names)
+    return Chain(files, entries, tuning, public, made["finetuned"].manifest["versions"], left_out)
+
+
+def _allowed(config: Config) -> tuple[tuple[str, tuple[str, ...]], ...]:
+    """Return the files of each cell that a bundle takes; a mixture's only where it was learned privately."""
+    return (
+        ("mixture", ("weights.json", "trajectory.parquet") if has_private_mixture(config) else ()),
+        ("finetuned", model_files(config)),
+        ("evaluation", ("metrics.json", "released.json")),
+    )
 
 
 def refuse_study(config: Config) -> None:

@@ -50,6 +50,8 @@ def figure_scores(measured: Measurements):
             _lines(axis, shown, measured.score)
         else:
             say(axis, "nothing to compare")
+    if share:
+        axes[0, 1].set_ylabel("")
     _legend(figure, axes[0], [NAMES[method] for method in measured.methods])
     return figure
 
@@ -185,13 +187,16 @@ def figure_reduction(measured: Measurements):
             continue
         for number, method in enumerate(drawn):
             at = {e: found[stage, method, e] for e in measured.epsilons if (stage, method, e) in found}
+            if not at:
+                continue
             shift = width * (number - (len(drawn) - 1) / 2)
             places = [measured.epsilons.index(e) + shift for e in at]
             bars(axis, places, list(at.values()), 0.9 * width, method, NAMES[method])
         axis.axhline(0, color="#333333", linewidth=0.8)
+        axis.set_xlim(-0.6, len(measured.epsilons) - 0.4)
         axis.set_xticks(range(len(measured.epsilons)), [f"{e:g}" for e in measured.epsilons])
         axis.set_xlabel("ε")
-        axis.set_ylabel(textwrap.fill(measured.score.gain, 32))
+    axes[0, 0].set_ylabel(textwrap.fill(measured.score.gain, 32))
     _legend(figure, axes[0], [NAMES[method] for method in drawn])
     return figure
 
@@ -220,7 +225,10 @@ def figure_weights(measured: Measurements):
     for panel in panels.flat[len(tasks) :]:
         panel.set_axis_off()
     for number, (panel, task) in enumerate(zip(panels.flat, tasks, strict=False)):
-        panel.set_title(task)
+        if measured.score.over_tasks:
+            panel.set_title(task)
+        else:
+            panel.margins(x=0.01)
         for place, method in enumerate(methods):
             found = weights(task, method)
             places = [i + width * (place - (len(methods) - 1) / 2) for i in found]

@@ -82,7 +82,9 @@ def _result(measured: Measurements) -> str:
         f" “Clearly” means that the 95 % t-interval of {clearly} excludes zero; the seeds re-partition one dataset, "
         "so this describes these runs."
     )
-    said = [*words.headline(found), *(() if score.over_tasks else words.finetuning(measured))]
+    said = words.headline(found)
+    if not score.over_tasks:
+        said = [text.replace(" %", "\u00a0%") for text in (*said, *words.finetuning(measured))]
     lead = "".join(paragraph(sentence, "lead") for sentence in said)
     table = grid(heads, rows) if rows else ""
     return f"<h2>Result</h2>{lead}{table}{paragraph(note, 'note')}"

@@ -63,13 +63,13 @@ class Score:
         return f"{value:.{self.digits(value)}f}" if value < 1e6 else f"{value:.2g}"
 
     def fine(self, value: float) -> str:
-        """Write a value with one more decimal where it needs it to tell close candidates apart."""
+        """Write the score of a candidate: four decimals of an AUC, because candidates lie close together."""
         return f"{value:.4f}" if self.higher_is_better else self.number(value)
 
-    def show(self, stat: Stat, missing: str = "—") -> str:
+    def show(self, stat: Stat) -> str:
         """Write ``mean ± standard deviation``, or what exists of it."""
         spread = "" if stat.sd is None else f" ± {stat.sd:.{self.digits(stat.mean or 0)}f}"
-        return self.number(stat.mean, missing) + spread
+        return self.number(stat.mean) + spread
 
     def best(self, values: Iterable[float | None]) -> float | None:
         """Return the best of the values that exist."""

@@ -16,7 +16,8 @@ from dpmixmin.config import Config
 from dpmixmin.data.text_records import TextRecords
 from dpmixmin.measuring import measure
 from dpmixmin.metrics import perplexities
-from dpmixmin.models import language
+from dpmixmin.models.language import load
+from dpmixmin.models.scoring import score
 from dpmixmin.paths import Paths
 
 
@@ -28,12 +29,10 @@ def add_arguments(parser) -> None:
 def run(config: Config, args) -> None:
     """Measure every cell."""
     torch.set_num_threads(config.threads)
-    paths, text = Paths(config.experiment), config.text
+    paths = Paths(config.experiment)
 
     def values(cell: Cell, records: TextRecords) -> dict[str, float]:
-        model = language.load(cell.folder(paths))
-        stride = text.stride or text.context // 2
-        scores = language.token_logprobs(model, records.tokens, text.context, stride, text.long_records)
+        scores = score(load(cell.folder(paths)), records.tokens, config.text)
         found = perplexities(scores, records.units())
         if cell.stage == "pretrained":
             sampled = artifacts.read_json(f"{cell.folder(paths)}/sampled.json")

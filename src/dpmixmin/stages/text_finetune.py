@@ -2,8 +2,8 @@
 
 Reads: pretrained models, the method's settings, the sensitive table and the splits (finetune part; none, uniform and
 mixmin read all of train, as in the paper, and so does dp_mixmin under sequential composition). Writes, per cell,
-a model that plain transformers loads, its card, ``privacy.json``, ``manifest.json``: in ``released/``, or in ``study/``
-when the mixture was non-private.
+a model that plain transformers loads, its card, ``privacy.json``, ``manifest.json``: in ``released/``, or in
+``study/`` when the mixture was non-private.
 Spends: each cell is one ledger entry at (epsilon, delta), unless the public stand-ins chose not to fine-tune: then
 the pretrained model is the result and nothing is spent here.
 """
@@ -21,6 +21,7 @@ from dpmixmin.finetune.dp_sgd import ClippedSum
 from dpmixmin.finetune.texts import text_sums
 from dpmixmin.models import language, trainable
 from dpmixmin.models.card import finetuned_card
+from dpmixmin.paths import GPT2_FILES, TOKENIZER_FILES
 from dpmixmin.sections import METHODS
 
 
@@ -29,7 +30,7 @@ class TextModel(Kind):
 
     stage = "text_finetune"
     made = ("text_records", "split")
-    files = language.FILES
+    files = GPT2_FILES
 
     def sums(self, config, access, paths, cell, wanted, folder) -> ClippedSum:
         """See the base class."""
@@ -40,8 +41,9 @@ class TextModel(Kind):
 
     def model_files(self, config, sums, folder) -> dict[str, bytes]:
         """See the base class."""
-        kept = {name: Path(folder, name).read_bytes() for name in tokenizer.FILES}
-        return language.files(trainable.merged(sums.model), kept)
+        kept = {name: Path(folder, name).read_bytes() for name in TOKENIZER_FILES}
+        files = language.files(trainable.merged(sums.model), kept, "")
+        return {name: files[name] for name in self.files}
 
     def views(self, config, cell, statement) -> dict[str, bytes]:
         """The statement, and the model card that quotes it."""

@@ -20,7 +20,8 @@ from dpmixmin.config import Config
 from dpmixmin.data import corpora, split
 from dpmixmin.data.records import strings
 from dpmixmin.data.text_records import TextRecords
-from dpmixmin.models import language
+from dpmixmin.models.language import load
+from dpmixmin.models.scoring import score_by_unit
 from dpmixmin.paths import Paths
 from dpmixmin.privacy.ledger import Derive, Ledger
 
@@ -48,7 +49,7 @@ def run(config: Config, args) -> None:
             found = access.table(paths.split(seed), "split", ids=ids, partition=wanted.name)
             members[seed] = dict(zip(strings(found["unit"]).tolist(), strings(found["part"]).tolist(), strict=True))
         records = records.take(np.isin(records.unit, list(set().union(*members.values()))))
-        scores = {name: _score(config, paths, name, records) for name in names}
+        scores = {name: score_by_unit(load(paths.proxy(name)), records, config.text) for name in names}
         lengths = np.array([len(part) for part in scores[names[0]]], dtype=np.int32)
         for seed in seeds:
             rows = np.flatnonzero(np.isin(records.unit, list(members[seed])))
@@ -72,19 +73,6 @@ def run(config: Config, args) -> None:
             )
             files = {"predictions.parquet": artifacts.parquet_bytes(out)}
             artifacts.publish(paths.predictions(seed), files, manifest)
-
-
-def _score(config: Config, paths: Paths, name: str, records: TextRecords) -> list[np.ndarray]:
-    """Return every record's token log-probabilities under one proxy, unit by unit."""
-    model, text = language.load(paths.proxy(name)), config.text
-    count, index = records.units()
-    starts = np.searchsorted(index, np.arange(count + 1))
-    scores: list[np.ndarray] = []
-    for start, stop in zip(starts[:-1], starts[1:], strict=True):
-        scores += language.token_logprobs(
-            model, records.tokens[start:stop], text.context, text.stride or text.context // 2, text.long_records
-        )
-    return scores
 
 
 def _columns(scores: dict[str, list[np.ndarray]], rows: np.ndarray, *, tokens: bool) -> dict[str, pa.Array]:

@@ -19,7 +19,8 @@ from dpmixmin.models import language
 from dpmixmin.models.card import pretrained_card
 from dpmixmin.paths import Paths
 from dpmixmin.pretrain.inherited import statement_of
-from dpmixmin.pretrain.language import curve_table, train_mixture
+from dpmixmin.pretrain.language import Curve
+from dpmixmin.pretrain.texts import curve_table, sampled, train_mixture
 from dpmixmin.privacy.ledger import Ledger
 from dpmixmin.sections import METHODS
 
@@ -59,27 +60,21 @@ def run(config: Config, args) -> None:
 def _train(
     config: Config, paths: Paths, cell: Cell, mixture: Cell | None, corpus: dict[str, corpora.Corpus]
 ) -> dict[str, bytes]:
-    trained, settings, seed = tokenizer.load(paths.tokenizer()), config.text.pretrain, config.text.pretrain.seed
-    end = tokenizer.end_of_text(trained)
-    model = language.build(settings, trained.get_vocab_size(), config.text.context, end, seed + cell.seed)
-    curve, sampled = [], {"tokens": 0, "epochs": {}}
+    trained, settings = tokenizer.load(paths.tokenizer()), config.text.pretrain
+    end, seed = tokenizer.end_of_text(trained), settings.seed + cell.seed
+    model = language.build(settings, trained.get_vocab_size(), config.text.context, end, seed)
+    curve = Curve()
     if mixture is not None:
         weights = _weights(paths, mixture)
         if set(weights) != set(corpus):
-            raise UserError(f"{mixture.folder(paths)}: weights of other sources than this run has; delete it, run again")
-        curve, sampled = train_mixture(
-            model,
-            [corpus[name] for name in weights],
-            list(weights.values()),
-            config.text,
-            end,
-            seed=seed + cell.seed,
-            state=paths.state(cell.folder(paths)),
-            say=say,
-        )
-    files = language.files(model, tokenizer.files(trained))
+            raise UserError(
+                f"{mixture.folder(paths)}: weights of other sources than this run has; delete it, run again"
+            )
+        state = paths.state(cell.folder(paths))
+        curve = train_mixture(model, corpus, weights, config.text, settings, end, seed=seed, state=state, say=say)
+    files = language.files(model, tokenizer.files(trained), "")
     files["loss.parquet"] = artifacts.parquet_bytes(curve_table(curve))
-    files["sampled.json"] = artifacts.json_bytes(sampled)
+    files["sampled.json"] = artifacts.json_bytes(sampled(curve))
     return files
 
 

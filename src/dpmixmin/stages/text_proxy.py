@@ -14,8 +14,8 @@ from dpmixmin.data import corpora, tokenizer
 from dpmixmin.data.fetch import say
 from dpmixmin.models import language
 from dpmixmin.paths import Paths
-from dpmixmin.pretrain.language import curve_table
-from dpmixmin.proxies.language import train_proxy
+from dpmixmin.pretrain.language import Curve
+from dpmixmin.pretrain.texts import curve_table, train_mixture
 
 
 def add_arguments(parser) -> None:
@@ -31,13 +31,19 @@ def run(config: Config, args) -> None:
     corpus = corpora.read(paths, name)
     files: dict[str, bytes] = {}
     if corpus.train:
-        trained = tokenizer.load(paths.tokenizer())
-        model, curve = train_proxy(corpus, config.text, trained, state=paths.state(folder), say=say)
+        trained, settings = tokenizer.load(paths.tokenizer()), config.text.proxy
+        end = tokenizer.end_of_text(trained)
+        # All proxies start from the same weights, so that they differ by their text alone.
+        model = language.build(settings, trained.get_vocab_size(), config.text.context, end, settings.seed)
+        curve = train_mixture(
+            model, {name: corpus}, {name: 1.0}, config.text, settings, end, seed=settings.seed,
+            state=paths.state(folder), say=say,
+        )  # fmt: skip
         card = f"# Proxy of `{name}`\n\nTrained on public text alone; a measuring instrument, not a language model.\n"
         files = language.files(model, tokenizer.files(trained), card)
-        say(f"{name}: held-out public loss {curve[-1]['heldout_loss']:.3f}")
+        say(f"{name}: held-out public loss {curve.rows[-1]['heldout_loss']:.3f}")
     else:
-        curve = []
+        curve = Curve()
     files["loss.parquet"] = artifacts.parquet_bytes(curve_table(curve))
     manifest = artifacts.manifest(
         "proxy",

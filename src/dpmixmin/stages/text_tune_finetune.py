@@ -23,8 +23,9 @@ from dpmixmin.finetune.dp_sgd import fine_tune
 from dpmixmin.finetune.texts import text_sums
 from dpmixmin.metrics import perplexities
 from dpmixmin.models import language, trainable
+from dpmixmin.models.scoring import score
 from dpmixmin.paths import Paths
-from dpmixmin.pretrain.language import train_mixture
+from dpmixmin.pretrain.texts import train_mixture
 from dpmixmin.privacy.noise import InsecureNoise
 from dpmixmin.sections import FinetuneSettings
 from dpmixmin.specs import finetune_spec
@@ -65,12 +66,9 @@ def _try(config: Config, paths: Paths, texts: dict, task: TextStandIn, number: i
             continue
         model = language.build(settings, trained.get_vocab_size(), config.text.context, end, settings.seed)
         if start == "uniform":
-            others = [texts[name] for name in task.others]
+            weights = {name: 1 / len(task.others) for name in task.others}
             state = paths.state(f"{paths.settings('finetune')}/standin={task.name}")
-            train_mixture(
-                model, others, [1 / len(others)] * len(others), config.text, end, seed=settings.seed, state=state,
-                say=say,
-            )  # fmt: skip
+            train_mixture(model, texts, weights, config.text, settings, end, seed=settings.seed, state=state, say=say)
         found = [row(start, None, task.name, perplexity=_score(config, model, task))]
         say(f"  {start}, stand-in {task.name}: {found[0]['perplexity']:.1f} before fine-tuning")
         # The smaller part: what dp_mixmin fine-tunes on when the mixture has a part of its own.
@@ -88,8 +86,5 @@ def _try(config: Config, paths: Paths, texts: dict, task: TextStandIn, number: i
 
 
 def _score(config: Config, model, task: TextStandIn) -> float:
-    text = config.text
-    scores = language.token_logprobs(
-        model, task.test.tokens, text.context, text.stride or text.context // 2, text.long_records
-    )
+    scores = score(model, task.test.tokens, config.text)
     return perplexities(scores, task.test.units())["perplexity"]

@@ -16,7 +16,8 @@ from dpmixmin.data import corpora
 from dpmixmin.data.fetch import say
 from dpmixmin.data.text_records import TextRecords
 from dpmixmin.mixing.objective import SourceTable
-from dpmixmin.models import language
+from dpmixmin.models.language import load
+from dpmixmin.models.scoring import score
 from dpmixmin.paths import Paths
 from dpmixmin.tuning.mixture import try_candidates, write
 from dpmixmin.tuning.text_standins import stand_ins
@@ -42,7 +43,7 @@ def run(config: Config, args) -> None:
 
 def _try_all(config: Config, paths: Paths, names: tuple[str, ...]) -> list[dict]:
     texts = {name: corpora.read(paths, name) for name in names}
-    models = {name: language.load(paths.proxy(name)) for name in names}
+    models = {name: load(paths.proxy(name)) for name in names}
     rows = []
     tasks = stand_ins(texts, config, config.tune.mixture.tasks)
     for number, task in enumerate(tasks, 1):
@@ -57,13 +58,7 @@ def _try_all(config: Config, paths: Paths, names: tuple[str, ...]) -> list[dict]
 
 def _scores(config: Config, models: list, records: TextRecords) -> tuple[TextRecords, list[np.ndarray]]:
     """Return records with their token log-probabilities under every proxy, each (tokens, k)."""
-    text = config.text
-    columns = [
-        language.token_logprobs(
-            model, records.tokens, text.context, text.stride or text.context // 2, text.long_records
-        )
-        for model in models
-    ]
+    columns = [score(model, records.tokens, config.text) for model in models]
     return records, [np.stack(values, axis=1) for values in zip(*columns, strict=True)]
 
 

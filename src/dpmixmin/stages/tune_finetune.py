@@ -33,6 +33,7 @@ from dpmixmin.specs import finetune_spec, mixture_spec
 from dpmixmin.tuning.finetune import KEYS, row, write
 from dpmixmin.tuning.standins import StandIn, balanced_candidates, stand_ins
 
+
 def add_arguments(parser) -> None:
     """Add the stage's options."""
     parser.add_argument("--method", choices=METHODS, required=True, help="method to tune")

@@ -22,9 +22,7 @@ def row(method: str, candidate: dict | None, task: str, **score: float) -> dict:
     return {"method": method, **(candidate or dict.fromkeys(KEYS)), "standin_task": task, **score}
 
 
-def write(
-    config: Config, method: str, stage: str, rows: Sequence[dict], metric: str, parents: Sequence[dict]
-) -> None:
+def write(config: Config, method: str, stage: str, rows: Sequence[dict], metric: str, parents: Sequence[dict]) -> None:
     """Write one method's choice with its curve; without rows, what the config declares.
 
     Args:

@@ -70,9 +70,7 @@ def _stand_in(name: str, corpora: dict[str, Corpus], config: Config, number: int
     return TextStandIn(name, tuple(other for other in corpora if other != name), **parts)
 
 
-def _units(
-    stream: np.ndarray, count: int, config: Config, generator: np.random.Generator, part: str
-) -> TextRecords:
+def _units(stream: np.ndarray, count: int, config: Config, generator: np.random.Generator, part: str) -> TextRecords:
     """Draw units: a place in the stream, a number of records, their lengths; both uniform around their means."""
     record, unit, tokens = [], [], []
     mean, length = config.tune.records_per_unit, config.tune.tokens_per_record
