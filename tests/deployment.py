@@ -1,4 +1,4 @@
-"""A deployment in miniature, made without a workflow: real ledger entries, made-up outputs."""
+"""A deployment in miniature, made without a workflow: real ledger entries, made-up outputs. Of labels, or of texts."""
 
 from __future__ import annotations
 
@@ -16,12 +16,14 @@ from safetensors.numpy import save
 from dpmixmin import artifacts
 from dpmixmin.cells import mixing_parts, train_parts
 from dpmixmin.config import validate
+from dpmixmin.data import corpora
 from dpmixmin.data.split import partition
-from dpmixmin.evaluation import metrics
+from dpmixmin.errors import UserError
+from dpmixmin.evaluation import dimension, metrics_of
 from dpmixmin.paths import Paths
 from dpmixmin.privacy.ledger import Ledger, Mechanism
 from dpmixmin.privacy.statement import least_public
-from dpmixmin.release import bundle
+from dpmixmin.release import bundle, page, verify
 from dpmixmin.release.derive import chain_cells
 from dpmixmin.sections import FinetuneSettings, MixtureSettings
 from dpmixmin.specs import evaluation_spec, finetune_spec, mixture_spec
@@ -58,6 +60,34 @@ def raw_config(home: Path, **changes) -> dict:
         "mixture": {"settings": MIXTURE},
         "finetune": {"settings": FINETUNE},
     }  # fmt: skip
+    return changed(values, changes)
+
+
+TEXTS = ("letters", "manuals", "verse")
+"""Sources of the language model; all but the last can be had."""
+
+TEXT = {
+    "tokenizer": {"vocabulary": 400},
+    "context": 32,
+    "missing": "leave_out",
+    "pretrain": {"layers": 1, "width": 16, "heads": 2, "tokens": 1000},
+}
+
+
+def raw_text_config(home: Path, **changes) -> dict:
+    """The same of texts."""
+    texts = {name: {"kind": "text", "path": f"{name}.jsonl", "licence": f"licence of {name}"} for name in TEXTS}
+    values = raw_config(home, axes=None, tasks=None, public={"texts": texts}, text=TEXT)
+    values["public"]["texts"]["manuals"] = {"kind": "packaged", "domain": "sotu"}
+    values["private"]["table"] = {"kind": "text", "path": str(home / "patients-table.jsonl")}
+    values["evaluation"] = {"loss_bound": 8.0}
+    values["mixture"] |= {"objective": "token"}
+    values["finetune"] |= {"trainable": {"which": "norms"}}
+    return changed(values, changes)
+
+
+def changed(values: dict, changes: dict) -> dict:
+    """Set dotted keys with `__` for the dot; None removes."""
     for key, value in changes.items():
         *path, last = key.split("__")
         place = values
@@ -96,9 +126,43 @@ def make_settings(folder: str, choice: dict | None, chosen_by: str, parents: tup
     return artifacts.parent(folder)
 
 
-def make_public(config) -> dict[str, dict]:
-    """Make the public artefacts behind a chain, empty; return how a manifest names each."""
+def tokenizer_files() -> dict[str, bytes]:
+    from dpmixmin.data import tokenizer
+
+    text = "A made-up public text that is cut into tokens: some common words, some seldom ones, often enough for merges."
+    return tokenizer.files(tokenizer.train([text, text.lower(), text[::-1]], 400))
+
+
+def model_files(config) -> dict[str, bytes]:
+    """Return the files of a made-up model: a vector of weights, or a GPT-2 as it is initialised."""
+    if config.text is None:
+        return {"model.safetensors": save({"weight": np.random.default_rng(1).normal(size=(3, 2)).astype(np.float32)})}
+    from tokenizers import Tokenizer
+
+    from dpmixmin.data import tokenizer
+    from dpmixmin.models import language
+
+    files = tokenizer_files()
+    trained = Tokenizer.from_str(files["tokenizer.json"].decode())
+    end = tokenizer.end_of_text(trained)
+    model = language.build(config.text.pretrain, trained.get_vocab_size(), config.text.context, end, 0)
+    return language.files(model, files)
+
+
+def make_public(config, left_out: tuple[str, ...]) -> dict[str, dict]:
+    """Make the public artefacts behind a chain, all but empty; return how a manifest names each."""
     paths = Paths(config.experiment)
+    if config.text:
+        artifacts.write_json(paths.fetched(), {"left_out": dict.fromkeys(left_out, "no such package")})
+        artifacts.publish(paths.tokenizer(), tokenizer_files(), manifest({}, []))
+        found = {"tokenizer": artifacts.parent(paths.tokenizer())}
+        for name in corpora.present(config, paths):
+            artifacts.publish(paths.text(name), {"content": name.encode()}, manifest({}, [found["tokenizer"]]))
+            found[name] = artifacts.parent(paths.text(name))
+            parents = [found[name], found["tokenizer"]]
+            artifacts.publish(paths.proxy(name), {"content": name.encode()}, manifest({}, parents))
+            found[f"proxy {name}"] = artifacts.parent(paths.proxy(name))
+        return found
     folders = {name: paths.source(name) for name in ("sources", "standins")} | {"proxy": paths.proxy()}
     if config.public.standins is None:
         del folders["standins"]
@@ -117,6 +181,7 @@ def make_chain(
     finetune=FINETUNE,
     aborted=0,
     evaluation_split=None,
+    left_out=(),
 ) -> None:
     """Make every artefact of a deployment as the stages do, with real ledger entries and made-up outputs.
 
@@ -124,18 +189,21 @@ def make_chain(
     """
     paths, cells, method = Paths(config.experiment), chain_cells(config), config.methods[0]
     secret = {"path": f"{paths.base}/private/predictions/seed=0", "artifact": PRIVATE_PARENT}
-    public = make_public(config)
-    parents, entries, tuning, mixture_events = [public["sources"]], [], "none", ()
+    public = make_public(config, left_out)
+    names = corpora.source_names(config, paths)
+    proxies = [public[f"proxy {name}"] for name in names] if config.text else [public["proxy"]]
+    parents = [public[key] for key in (("tokenizer", *names) if config.text else ("sources",))]
+    entries, tuning, mixture_events = [], "none", ()
     delta, rng = config.privacy.delta, np.random.default_rng(0)
 
     def statement() -> dict:
         return {"privacy.json": artifacts.json_bytes(ledger.statement(entries, delta=delta, tuning=tuning))}
 
-    searched = tuple(public.values()) if "standins" in public else ()
+    searched = tuple(public.values()) if "standins" in public or config.text else ()
     settings = make_settings(
         paths.settings("mixture"), MIXTURE, tuned[0], searched if not config.mixture.settings else ()
     )
-    searched += (settings,)
+    searched = tuple(public[key] for key in ("tokenizer", *names)) if config.text else (*searched, settings)
     if method == "dp_mixmin":
         cell, parts = cells["mixture"], mixing_parts(config)
         spec = mixture_spec(config, MixtureSettings(**MIXTURE), cell.epsilon)
@@ -143,15 +211,18 @@ def make_chain(
         for _ in range(aborted):
             with pytest.raises(ZeroDivisionError), opened(ledger, config, cell, parts, spec, 2.0**-128):
                 raise ZeroDivisionError
-        rows = rng.dirichlet([1.0, 1.0], size=MIXTURE["steps"] + 1)
+        rows = rng.dirichlet([1.0] * len(names), size=MIXTURE["steps"] + 1)
         final = rows[1 + MIXTURE["steps"] // 2 :].mean(axis=0)
-        weights = dict(zip(config.axes, (final / final.sum()).tolist(), strict=True))
+        weights = dict(zip(names, (final / final.sum()).tolist(), strict=True))
         body = {"task": cell.task, "method": method, "epsilon": cell.epsilon, "seed": 0, "weights": weights}
-        table = pa.table({"step": np.arange(len(rows)), **{name: rows[:, i] for i, name in enumerate(config.axes)}})
+        if config.text:
+            digest = corpora.tokenizer_digest(paths)
+            body |= {"objective": config.mixture.objective, "tokenizer": digest}
+        table = pa.table({"step": np.arange(len(rows)), **{name: rows[:, i] for i, name in enumerate(names)}})
         files = {"weights.json": artifacts.json_bytes(body), "trajectory.parquet": artifacts.parquet_bytes(table)}
-        variation = spec.total_variation(len(config.axes))
+        variation = spec.total_variation(len(names))
         with opened(ledger, config, cell, parts, spec, variation, private) as release:
-            commit(release, files, manifest(cell.coordinates(), [settings, public["proxy"], secret]))
+            commit(release, files, manifest(cell.coordinates(), [settings, *proxies, secret]))
             entries, tuning = [release.entry], tuned[0]
             release.publish(cell.folder(paths), statement())
         parents.append(artifacts.parent(cell.folder(paths)))
@@ -160,7 +231,7 @@ def make_chain(
         artifacts.publish(cell.folder(paths), {"weights.json": b"{}"} | statement(), manifest(cell.coordinates(), []))
         parents.append(artifacts.parent(cell.folder(paths)))
     pretrained = cells["pretrained"]
-    model = {"model.safetensors": save({"weight": rng.normal(size=(3, 2)).astype(np.float32)})}
+    model = model_files(config)
     artifacts.publish(pretrained.folder(paths), model | statement(), manifest(pretrained.coordinates(), parents))
     cell = cells["finetuned"]
     settings = make_settings(
@@ -178,8 +249,8 @@ def make_chain(
             release.publish(cell.folder(paths), statement())
     if "evaluation" in cells:
         model_folder, cell, spec = cell.folder(paths), cells["evaluation"], evaluation_spec(config, 1.0)
-        sums = np.linspace(5, 200, 2 + 2 * config.evaluation.bins)
-        found = metrics(sums, spec.noise_std, config.evaluation.loss_bound)
+        sums = np.linspace(5, 200, dimension(config))
+        found = metrics_of(config, sums, spec.noise_std)
         released = {"noisy_sum": sums.tolist(), "noise_std": spec.noise_std}
         variation = spec.total_variation(len(sums))
         with opened(ledger, config, cell, ("test",), spec, variation, private, evaluation_split) as release:
@@ -231,8 +302,8 @@ def empty(tmp_path, monkeypatch) -> Path:
     return home
 
 
-def release(home: Path, day: str = DAY, **changes) -> tuple[Path, bool]:
-    config = validate(raw_config(home, **changes))
+def release(home: Path, day: str = DAY, raw=raw_config, **changes) -> tuple[Path, bool]:
+    config = validate(raw(home, **changes))
     return bundle.release(config, Ledger.of(config), day)
 
 
@@ -252,3 +323,47 @@ def copy(released, tmp_path) -> Path:
 
 def statement_of(folder: Path) -> dict:
     return json.loads((folder / "statement.json").read_text())
+
+
+# -- tampering with a bundle ------------------------------------------------------------------------------------
+
+
+def rewrite(folder: Path, statement: dict, *, expert: bool) -> None:
+    """Change the statement and the hashes; an expert also the statement's own digest and its page."""
+    if expert:
+        rest = {key: value for key, value in statement.items() if key != "sha256"}
+        statement = {**rest, "sha256": artifacts.digest(rest)}
+        (folder / "statement.md").write_text(page.render(statement))
+    (folder / "statement.json").write_bytes(artifacts.json_bytes(statement))
+    resum(folder)
+
+
+def resum(folder: Path) -> None:
+    files = {path.name: path.read_bytes() for path in folder.iterdir() if path.name != "SHA256SUMS"}
+    (folder / "SHA256SUMS").write_bytes(bundle.sums(files))
+
+
+def refused(folder: Path) -> str:
+    """Return the one line with which verify refuses a bundle."""
+    with pytest.raises(UserError) as caught:
+        list(verify.checks(folder))
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def edit(copy: Path, change) -> str:
+    stated = statement_of(copy)
+    change(stated)
+    rewrite(copy, stated, expert=True)
+    return refused(copy)
+
+
+def replaced(copy: Path, name: str, data: bytes) -> str:
+    """Swap a file as an expert would, and return the refusal."""
+    (copy / name).write_bytes(data)
+    stated = statement_of(copy)
+    files = [path for path in sorted(copy.iterdir())
+             if path.name not in ("SHA256SUMS", "statement.json", "statement.md")]  # fmt: skip
+    stated["files"] = [{"name": p.name, "sha256": artifacts.file_digest(p), "bytes": p.stat().st_size} for p in files]
+    rewrite(copy, stated, expert=True)
+    return refused(copy)

@@ -72,10 +72,10 @@ USER_LEVEL = (
     ),
     Mutant(
         13,
-        "the mixer's rounds have no multiplications",
+        "the secret is added to the names without mixing",
         SUBSAMPLE,
-        "* np.uint64(0x94D049BB133111EB)",
-        "* np.uint64(1)",
+        "for key in keys[1:]:",
+        "for key in keys[1:1]:",
         (f"{TEST_MIXTURE}::test_rule_13_every_subset_of_a_unit_is_equally_likely",),
     ),
     Mutant(

@@ -4,6 +4,7 @@ The loop here is written with ``backward`` on the user's own loss, apart from th
 """
 
 import copy
+from functools import partial
 
 import numpy as np
 import pytest
@@ -13,8 +14,11 @@ from torch.nn.functional import cross_entropy, dropout
 
 from dpmixmin.errors import UserError
 from dpmixmin.finetune.dp_sgd import ClippedSum
-from dpmixmin.models import gradients, networks
+from dpmixmin.models import gradients, language, networks
 from dpmixmin.models.gradients import Opacus, TorchFunc, binary_cross_entropy, per_record_gradients
+from dpmixmin.models.language import next_token_loss
+from dpmixmin.models.trainable import choose
+from dpmixmin.text_sections import LanguageModel, Trainable
 
 VOCABULARY, POSITIONS = 50, 16
 
@@ -23,24 +27,22 @@ def generator(seed: int = 0) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
 
 
-def next_token_loss(model, tokens: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-    """Mean loss of a record's next tokens; padding, on either side, is neither seen nor counted."""
-    positions = (mask.cumsum(dim=1) - 1).clamp(min=0)
-    logits = model(input_ids=tokens, attention_mask=mask, position_ids=positions).logits
-    losses = cross_entropy(logits[:, :-1].transpose(1, 2), tokens[:, 1:], reduction="none")
-    counted = (mask[:, 1:] * mask[:, :-1]).to(losses.dtype)
-    return (losses * counted).sum(dim=1) / counted.sum(dim=1).clamp(min=1)
-
-
-def sentences(lengths=(7, 3, 5, 2), padded=8, left=False) -> tuple[torch.Tensor, torch.Tensor]:
-    """Token ids and mask of shape (records, padded); the tokens of a record do not depend on the padding."""
-    tokens = torch.full((len(lengths), padded), VOCABULARY - 1)
-    mask = torch.zeros(len(lengths), padded, dtype=torch.long)
+def sentences(lengths=(7, 3, 5, 2), padded=8) -> tuple[torch.Tensor, torch.Tensor]:
+    """Rows of a start and tokens, (records, padded + 1), and how many tokens; these do not depend on the padding."""
+    tokens = torch.full((len(lengths), padded + 1), VOCABULARY - 1)
+    tokens[:, 0] = 0
     for number, length in enumerate(lengths):
-        place = slice(padded - length, padded) if left else slice(0, length)
-        tokens[number, place] = torch.randint(0, VOCABULARY, (length,), generator=generator(number))
-        mask[number, place] = 1
-    return tokens, mask
+        tokens[number, 1 : length + 1] = torch.randint(0, VOCABULARY, (length,), generator=generator(number))
+    return tokens, torch.tensor(lengths)
+
+
+def masked_loss(model, tokens: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
+    """The same loss with a mask over tokens, at whose values transformers looks before some kinds of attention."""
+    mask = (torch.arange(tokens.shape[1] - 1) < lengths[:, None]).long()
+    positions = torch.arange(mask.shape[1]).expand(mask.shape)
+    logits = model(input_ids=tokens[:, :-1], attention_mask=mask, position_ids=positions).logits
+    losses = cross_entropy(logits.transpose(1, 2), tokens[:, 1:], reduction="none")
+    return (losses * mask).sum(dim=1) / lengths.clamp(min=1)
 
 
 def gpt2(attention: str = "eager") -> nn.Module:
@@ -94,6 +96,20 @@ def small(kind: str) -> nn.Module:
         return networks.cnn((1, 8, 8), (4, 6), 8, 1) if kind == "cnn" else networks.mlp(64, 16, 1)
 
 
+def language_model(which: str, trained: bool = True) -> nn.Module:
+    """Our GPT-2 with a config's choice of what trains; LoRA's second matrices not at zero."""
+    model = language.build(LanguageModel(layers=2, width=32, heads=2), VOCABULARY, POSITIONS, 0, seed=5)
+    model = choose(model, Trainable(which=which, blocks=1))
+    for number, (name, parameter) in enumerate(model.named_parameters()):
+        if trained and "lora_B" in name:
+            nn.init.normal_(parameter, std=0.1, generator=generator(number))
+    return model
+
+
+def chosen_small(kind: str, which: str) -> nn.Module:
+    return choose(small(kind), Trainable(which=which))
+
+
 def labelled(width: int, records: int = 4) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.randn(records, width, generator=generator(1)), torch.tensor([1.0, 0.0, torch.nan, 1.0])[:records]
 
@@ -115,9 +131,17 @@ MODELS = {
     "branching": (Branching, binary_cross_entropy, lambda: labelled(64), Opacus),
     "resnet": (resnet, binary_cross_entropy, lambda: labelled(3 * 32 * 32, 3), TorchFunc),
     "gpt2": (gpt2, next_token_loss, sentences, TorchFunc),
-    "gpt2 padded left": (gpt2, next_token_loss, lambda: sentences(left=True), TorchFunc),
-    "gpt2 that branches": (lambda: gpt2("sdpa"), next_token_loss, sentences, Opacus),
+    "gpt2 that branches": (lambda: gpt2("sdpa"), masked_loss, sentences, Opacus),
     "gpt2 with adapters": (gpt2_with_adapters, next_token_loss, sentences, TorchFunc),
+    **{
+        f"language model, {which}": (partial(language_model, which), next_token_loss, sentences, TorchFunc)
+        for which in ("all", "norms", "biases", "blocks", "lora")
+    },
+    **{
+        f"{kind}, {which}": (partial(chosen_small, kind, which), binary_cross_entropy, partial(labelled, 64), TorchFunc)
+        for kind in ("cnn", "mlp")
+        for which in ("norms", "biases")
+    },
 }
 
 
@@ -169,27 +193,48 @@ def test_rule_8_tied_weights_are_one_parameter_and_get_both_gradients():
     assert parts["transformer.wte.weight"].abs().max() > 1e-2
 
 
-@pytest.mark.parametrize("build", [gpt2, gpt2_with_adapters])
-@pytest.mark.parametrize("left", [False, True])
-def test_rule_4_padding_of_sentences_changes_nothing(build, left):
-    """Padded to 8 or 12, on either side, or alone at its own length."""
-    model, lengths = build(), (7, 3, 5, 2)
+SENTENCE_MODELS = {
+    "gpt2": gpt2,
+    "gpt2 with adapters": gpt2_with_adapters,
+    "all": partial(language_model, "all"),
+    "lora": partial(language_model, "lora"),
+}
+
+
+@pytest.mark.parametrize("name", SENTENCE_MODELS)
+def test_rule_4_padding_of_sentences_changes_nothing(name):
+    """Padded to 8 or 12, with any ids, or alone at its own length."""
+    model, lengths = SENTENCE_MODELS[name](), (7, 3, 5, 2)
     chosen = per_record_gradients(model, next_token_loss, sentences())
-    bare = torch.cat([chosen(*(part[number : number + 1, :length] for part in sentences(lengths)))
+    tokens, counts = sentences(lengths)
+    bare = torch.cat([chosen(tokens[number : number + 1, : length + 1], counts[number : number + 1])
                       for number, length in enumerate(lengths)])  # fmt: skip
     for padded in (8, 12):
-        assert float((chosen(*sentences(lengths, padded, left)) - bare).abs().max()) <= 1e-6
+        assert float((chosen(*sentences(lengths, padded)) - bare).abs().max()) <= 1e-6
+    other, _ = sentences(lengths, 12)
+    for row, length in zip(other, lengths, strict=True):
+        row[length + 1 :] = torch.arange(12 - length)
+    assert float((chosen(other, counts) - bare).abs().max()) <= 1e-6
     assert largest_difference(chosen(*sentences((7, 3, 5, 3))), bare) > 1e-2
 
 
-@pytest.mark.parametrize("build", [gpt2, gpt2_with_adapters])
-def test_rule_4_the_sum_over_sentences_is_the_same_for_every_physical_batch_and_padding(build):
+@pytest.mark.parametrize("which", ["all", "norms", "biases", "blocks", "lora"])
+def test_rule_6_a_record_without_tokens_has_the_gradient_zero(which):
+    chosen = per_record_gradients(language_model(which), next_token_loss, sentences())
+    found = chosen(*sentences((0, 4, 0)))
+    assert not found[[0, 2]].any()
+    assert found[1].abs().max() > 1e-3
+
+
+@pytest.mark.parametrize("name", SENTENCE_MODELS)
+def test_rule_4_the_sum_over_sentences_is_the_same_for_every_physical_batch_and_padding(name):
     lengths = tuple(2 + number % 6 for number in range(12))
     unit = np.repeat(np.arange(6), [1, 1, 3, 4, 2, 1])
     sums = []
     for physical, padded in ((1, 8), (4, 8), (64, 8), (4, 12), (64, 12)):
-        tokens, mask = (part.numpy() for part in sentences(lengths, padded))
-        total = ClippedSum(build(), tokens, mask, unit, 6, physical, loss=next_token_loss, examples=sentences())
+        tokens, counts = (part.numpy() for part in sentences(lengths, padded))
+        model = SENTENCE_MODELS[name]()
+        total = ClippedSum(model, tokens, counts, unit, 6, physical, loss=next_token_loss, examples=sentences())
         sums.append(total(np.arange(6) != 1, 0.5))
     assert float(sums[0].abs().max()) > 1e-2
     for other in sums[1:]:
@@ -203,15 +248,15 @@ def only(monkeypatch, *engines):
     monkeypatch.setattr(gradients, "ENGINES", engines)
 
 
-def plain_next_token_loss(model, tokens: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-    """Lets the network number the positions itself, once for all records."""
-    return next_token_loss(lambda position_ids, **inputs: model(**inputs), tokens, mask)
+def unnumbered(loss):
+    """Let the network number the positions itself, once for all records."""
+    return lambda model, *batch: loss(lambda position_ids, **inputs: model(**inputs), *batch)
 
 
 @pytest.mark.parametrize(
     ("build", "loss", "records", "fault"),
     [
-        (gpt2, plain_next_token_loss, sentences, "gives the wrong number of gradients of `transformer.wpe.weight`"),
+        (gpt2, unnumbered(next_token_loss), sentences, "gives the wrong number of gradients of `transformer.wpe.weight`"),
         (resnet, binary_cross_entropy, lambda: labelled(3 * 32 * 32, 2), "fails"),
     ],
     ids=["position embeddings", "in-place ReLU"],
@@ -228,7 +273,7 @@ def test_rule_8_what_opacus_gets_wrong_is_refused_and_torch_func_is_right(build,
 def test_rule_8_a_model_that_no_engine_gets_right_is_refused_by_its_parameter():
     """This attention branches on the mask's values; and then Opacus is wrong about shared positions."""
     with pytest.raises(UserError, match=r"torch.func fails .*; Opacus gives .*`transformer.wpe.weight`") as caught:
-        per_record_gradients(gpt2("sdpa"), plain_next_token_loss, sentences())
+        per_record_gradients(gpt2("sdpa"), unnumbered(masked_loss), sentences())
     assert "\n" not in str(caught.value)
 
 

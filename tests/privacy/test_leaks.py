@@ -19,7 +19,8 @@ from dpmixmin.privacy.ledger import PARTS, Derive, Study
 from dpmixmin.privacy.mechanisms import GridGaussian, ModelGaussian
 from dpmixmin.privacy.noise import InsecureNoise
 from dpmixmin.privacy.statement import least_public
-from dpmixmin.sections import Inputs, ParquetTable, Parts, Private
+from dpmixmin.sections import Inputs, Parts, Private
+from dpmixmin.table_sections import ParquetTable
 
 KEY = b"key of the ids"
 

@@ -11,7 +11,8 @@ from dpmixmin.privacy.accounting import Composition
 from dpmixmin.privacy.events import GaussianEvent
 from dpmixmin.privacy.mechanisms import GridGaussian, ModelGaussian
 from dpmixmin.privacy.noise import NoiseSource
-from dpmixmin.sections import Inputs, ParquetTable, Private
+from dpmixmin.sections import Inputs, Private
+from dpmixmin.table_sections import ParquetTable
 
 
 @pytest.mark.parametrize("record_id", [None, "visit"])

@@ -13,7 +13,8 @@ from dpmixmin.privacy import statement
 from dpmixmin.privacy.keys import Keys, bind
 from dpmixmin.privacy.ledger import Cap, Derive, Ledger, Mechanism
 from dpmixmin.privacy.mechanisms import GridGaussian
-from dpmixmin.sections import Inputs, ParquetTable, Private
+from dpmixmin.sections import Inputs, Private
+from dpmixmin.table_sections import ParquetTable
 
 SPEC = GridGaussian.for_target(epsilon=1.0, delta=1e-5, clip=2.0, steps=5, sampling_rate=1.0, nominal_units=100)
 PURPOSE = Mechanism(SPEC, {"stage": "mixture", "task": "odd"}, {}, {"config": {}}, "code")

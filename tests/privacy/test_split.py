@@ -15,7 +15,8 @@ from dpmixmin.data.loaders import content_ids
 from dpmixmin.data.records import Records
 from dpmixmin.data.split import assign, partition_name
 from dpmixmin.privacy.ledger import PARTS
-from dpmixmin.sections import IdxTable, Inputs, ParquetTable, Parts, Private
+from dpmixmin.sections import Inputs, Parts, Private
+from dpmixmin.table_sections import IdxTable, ParquetTable
 
 KEY = b"key of the ids"
 FRACTIONS = Parts(mixing=0.3, finetune=0.4, validation=0.1, test=0.2)

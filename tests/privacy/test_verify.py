@@ -9,7 +9,19 @@ from pathlib import Path
 import deployment
 import numpy as np
 import pytest
-from deployment import DAY, ROOT, STANDINS, make_chain, raw_config, statement_of
+from deployment import (
+    DAY,
+    ROOT,
+    STANDINS,
+    edit,
+    make_chain,
+    raw_config,
+    refused,
+    replaced,
+    resum,
+    rewrite,
+    statement_of,
+)
 from restate import rebuilt
 from safetensors.numpy import save
 
@@ -17,33 +29,10 @@ from dpmixmin import artifacts
 from dpmixmin.config import validate
 from dpmixmin.errors import UserError
 from dpmixmin.privacy.ledger import Ledger
-from dpmixmin.release import bundle, page, payload, verify
+from dpmixmin.release import bundle, payload, verify
 from dpmixmin.release.derive import spent_at
 
 made, empty, released, copy = deployment.made, deployment.empty, deployment.released, deployment.copy
-
-
-def rewrite(folder: Path, statement: dict, *, expert: bool) -> None:
-    """Change the statement and the hashes; an expert also the statement's own digest and its page."""
-    if expert:
-        rest = {key: value for key, value in statement.items() if key != "sha256"}
-        statement = {**rest, "sha256": artifacts.digest(rest)}
-        (folder / "statement.md").write_text(page.render(statement))
-    (folder / "statement.json").write_bytes(artifacts.json_bytes(statement))
-    resum(folder)
-
-
-def resum(folder: Path) -> None:
-    files = {path.name: path.read_bytes() for path in folder.iterdir() if path.name != "SHA256SUMS"}
-    (folder / "SHA256SUMS").write_bytes(bundle.sums(files))
-
-
-def refused(folder: Path) -> str:
-    """Return the one line with which verify refuses a bundle."""
-    with pytest.raises(UserError) as caught:
-        list(verify.checks(folder))
-    assert "\n" not in str(caught.value)
-    return str(caught.value)
 
 
 def test_a_third_party_verifies_a_copy_with_nothing_else(copy, tmp_path):
@@ -138,13 +127,6 @@ def test_a_number_that_can_be_derived_is_noticed_whatever_the_tamperer_recompute
     found = unnoticed(copy, expert=True)
     assert not [path for path in found if not UNDERIVABLE.match(path)]
     assert not [path for path in found if path.startswith(("bundle", "dataset", "cap", "files", "privacy.entries"))]
-
-
-def edit(copy: Path, change) -> str:
-    stated = statement_of(copy)
-    change(stated)
-    rewrite(copy, stated, expert=True)
-    return refused(copy)
 
 
 def test_verify_names_the_place_the_stated_and_the_derived_value(copy):
@@ -273,17 +255,6 @@ def test_verify_refuses_files_that_are_missing_added_linked_or_edited(copy):
     assert "schema of this version" in attempt("statement.schema.json", b"{}")
     (copy / "link").symlink_to("weights.json")
     assert "plain files only" in refused(copy)
-
-
-def replaced(copy: Path, name: str, data: bytes) -> str:
-    """Swap a file as an expert would, and return the refusal."""
-    (copy / name).write_bytes(data)
-    stated = statement_of(copy)
-    files = [path for path in sorted(copy.iterdir())
-             if path.name not in ("SHA256SUMS", "statement.json", "statement.md")]  # fmt: skip
-    stated["files"] = [{"name": p.name, "sha256": artifacts.file_digest(p), "bytes": p.stat().st_size} for p in files]
-    rewrite(copy, stated, expert=True)
-    return refused(copy)
 
 
 def test_verify_looks_into_the_files(copy):

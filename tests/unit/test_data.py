@@ -19,7 +19,8 @@ from dpmixmin.data.fetch import idx_bytes
 from dpmixmin.data.loaders import load_public
 from dpmixmin.data.records import Records
 from dpmixmin.errors import UserError
-from dpmixmin.sections import IdxTable, Inputs, LabelRule, ParquetTable, Private
+from dpmixmin.sections import Inputs, LabelRule, Private
+from dpmixmin.table_sections import IdxTable, ParquetTable
 
 RAW = Inputs(bound=1e6)
 KEY = b"key"

@@ -128,7 +128,8 @@ def _cut(text: str, length: int) -> str:
     """Return at most so many characters, whole words."""
     if len(text) <= length:
         return text
-    return text[:length].rstrip() if text[length].isspace() else text[:length].rsplit(maxsplit=1)[0]
+    whole = text[length].isspace() or text[length - 1].isspace()
+    return text[:length].rstrip() if whole else text[:length].rsplit(maxsplit=1)[0]
 
 
 def _named(name: str, get: Callable[[Package], PackageFiles], package: Package) -> PackageFiles:

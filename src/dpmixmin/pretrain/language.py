@@ -191,7 +191,7 @@ class _Training:
         for name, blocks in self.heldout.items():
             parts = (blocks[start : start + size] for start in range(0, len(blocks), size))
             total += weights[name] * sum(float(self._loss(part)) * len(part) for part in parts) / len(blocks)
-        return total / sum(weights[name] for name in self.heldout)
+        return float(total / sum(weights[name] for name in self.heldout))
 
     def _heldout_part(self, heldout: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """Return the first blocks of each source that is drawn, few enough for the share of the budget."""

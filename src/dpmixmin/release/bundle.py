@@ -18,11 +18,12 @@ from dpmixmin.config import Config
 from dpmixmin.errors import UserError
 from dpmixmin.paths import Paths
 from dpmixmin.privacy.ledger import Ledger
-from dpmixmin.release import page, schema, verify
+from dpmixmin.release import language_model, page, schema, verify
 from dpmixmin.release.chain import Chain, read_chain
 from dpmixmin.release.derive import chain_cells, public_config, public_tables, spent_at
 
 VERSIONS = ("dpmixmin", "torch", "opacus", "dp-accounting")
+TEXT_VERSIONS = (*VERSIONS, "transformers")
 
 
 def release(config: Config, ledger: Ledger, today: str | None = None) -> tuple[Path, bool]:
@@ -64,6 +65,8 @@ def _files(
 ) -> dict[str, bytes]:
     """Return the whole bundle: name to content."""
     files = {**chain.files, "statement.schema.json": schema.text().encode()}
+    if config.text:
+        files["README.md"] = language_model.card(config, privacy, files)
     statement = _statement(config, ledger, chain, privacy, spent, day, files)
     files["statement.json"] = artifacts.json_bytes(statement)
     files["statement.md"] = page.render(statement).encode()
@@ -87,7 +90,7 @@ def _statement(
             "task": model.task,
             "method": model.method,
             "created": day,
-            "versions": {name: chain.versions[name] for name in VERSIONS},
+            "versions": {name: chain.versions[name] for name in (TEXT_VERSIONS if config.text else VERSIONS)},
         },
         "dataset": {
             "name": config.private.name,
@@ -100,8 +103,9 @@ def _statement(
         "privacy": privacy,
         "cap": {"epsilon": config.ledger.cap.epsilon, "delta": config.ledger.cap.delta, "spent": spent},
         "data": {
-            "tables": public_tables(config),
+            "tables": public_tables(config, chain.left_out),
             "artefacts": [{"name": name, "sha256": digest} for name, digest in chain.public.items()],
+            **(language_model.facts(files, chain.left_out) if config.text else {}),
         },
         "config": public_config(config),
         "files": [

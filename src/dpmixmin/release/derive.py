@@ -16,7 +16,7 @@ from dpmixmin import evaluation
 from dpmixmin.cells import Cell, cells_of, mixing_parts, train_parts
 from dpmixmin.config import PLACES, Config
 from dpmixmin.models.card import licence
-from dpmixmin.paths import PUBLIC, RELEASED, Paths
+from dpmixmin.paths import GPT2_FILES, PUBLIC, RELEASED, Paths
 from dpmixmin.privacy.events import from_json
 from dpmixmin.privacy.mechanisms import GridGaussian, ModelGaussian, ResponsibilityGaussian, Spec
 from dpmixmin.privacy.selection import NoisyMax, RepeatAndSelect
@@ -32,10 +32,6 @@ SPECS: dict[str, type[Spec]] = {
 
 WITHHELD = "withheld"
 """Stands for every path of a private table."""
-
-TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json")
-LANGUAGE_MODEL = ("model.safetensors", "config.json", "generation_config.json", *TOKENIZER_FILES)
-"""What plain transformers loads; a test compares it with what models/language.py writes."""
 
 
 @dataclass(frozen=True)
@@ -94,7 +90,7 @@ def has_private_mixture(config: Config) -> bool:
 
 def model_files(config: Config) -> tuple[str, ...]:
     """Return the names of a model's files."""
-    return LANGUAGE_MODEL if config.text else ("model.safetensors",)
+    return GPT2_FILES if config.text else ("model.safetensors",)
 
 
 def mixed(config: Config, left_out: Collection[str]) -> tuple[str, ...]:

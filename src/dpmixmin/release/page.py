@@ -37,7 +37,7 @@ def render(statement: dict[str, Any]) -> str:
         f"# Privacy statement: {bundle['experiment']}, task {bundle['task']}",
         f"Made on {bundle['created']} by dpmixmin {bundle['versions']['dpmixmin']} from the sensitive dataset "
         f"`{dataset['name']}` (ledger {dataset['id']}). Stamp: {privacy['stamp']}. In a line: {privacy['headline']}.",
-        *_protected(dataset, privacy["entries"]),
+        *_protected(dataset, privacy["entries"], statement["config"]),
         *_numbers(statement),
         *_made(privacy, bundle),
         "## What is not covered",
@@ -68,7 +68,7 @@ def _table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
-def _protected(dataset: dict[str, Any], entries: list[dict[str, Any]]) -> list[str]:
+def _protected(dataset: dict[str, Any], entries: list[dict[str, Any]], config: dict[str, Any]) -> list[str]:
     unit, head = dataset["unit"], "## What is protected, and from whom"
     if not entries:
         return [
@@ -77,7 +77,7 @@ def _protected(dataset: dict[str, Any], entries: list[dict[str, Any]]) -> list[s
             f"tells nothing about any {unit}. What the owner's machine holds is not in here.",
         ]
     what = "One record" if unit == "record" else f"All records of one {unit} together"
-    limit = "" if unit == "record" else f" (at most {dataset['max_records_per_unit']} of them enter a step)"
+    limit = "" if unit == "record" else f" ({_limit(dataset['max_records_per_unit'], config)})"
     return [
         head,
         f"{what}{limit}: that it is in the dataset at all, and everything it says. Protected from anyone who sees "
@@ -86,6 +86,14 @@ def _protected(dataset: dict[str, Any], entries: list[dict[str, Any]]) -> list[s
         "that the system drew: whoever can predict the one or break the other is not covered. Not protected from "
         "whoever can read the owner's machine: the private folders and the ledger are not in here and stay secret.",
     ]
+
+
+def _limit(kept: int, config: dict[str, Any]) -> str:
+    """Say how many records of a unit count at most."""
+    in_a_step = config["private"]["records_per_step"]
+    if in_a_step is None or in_a_step >= kept:
+        return f"at most {kept} of them enter a step"
+    return f"at most {kept} of them are kept, and at most {in_a_step} enter a step"
 
 
 def _numbers(statement: dict[str, Any]) -> list[str]:
@@ -164,6 +172,11 @@ def _data(statement: dict[str, Any]) -> list[str]:
         f"public {table['name']}, for {table['used_for']}: licence {table['licence']}"
         for table in statement["data"]["tables"]
     ]
+    left_out, tokenizer = statement["data"].get("left_out"), statement["data"].get("tokenizer")
+    if left_out:
+        points.append(f"left out, because they could not be had: {', '.join(left_out)}")
+    if tokenizer:
+        points.append(f"the tokenizer that weights and model belong to: SHA-256 {tokenizer}")
     licence = statement["config"]["private"]["table"]["licence"]
     points.append(f"sensitive `{statement['dataset']['name']}`: not included; licence {licence}")
     return ["## Data and licences", *_bullets(points)]

@@ -2,7 +2,8 @@
 
 Settings must be those that the config declares, or candidates of its public search. The weights must follow from
 their iterates, and the metrics from the noisy sum. Iterates, model and noisy sum are outputs: their values cannot be
-derived; what can be checked is that they are of the form that a release has.
+derived; what can be checked is that they are of the form that a release has. What a language model brings along is
+checked in language_model.py.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import io
 import json
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
@@ -20,7 +21,9 @@ from dpmixmin import evaluation
 from dpmixmin.config import Config
 from dpmixmin.errors import UserError
 from dpmixmin.privacy.mechanisms import GridGaussian
-from dpmixmin.release.derive import chain_cells, has_private_mixture
+from dpmixmin.release import language_model
+from dpmixmin.release.derive import chain_cells, has_private_mixture, mixed
+from dpmixmin.release.language_model import Look
 from dpmixmin.tuning import chosen_by
 
 SIMPLEX = 1e-6
@@ -66,11 +69,14 @@ def _check_choice(name: str, values: dict[str, Any], config: Config) -> None:
         raise UserError(f"{file}: choice: stated {choice}, which is no candidate of tune.{name} in the config")
 
 
-def check(files: dict[str, bytes], config: Config, measured: GridGaussian | None) -> Iterator[str]:
+def check(
+    files: dict[str, bytes], statement: dict[str, Any], config: Config, measured: GridGaussian | None
+) -> Iterator[str]:
     """Yield one line for each kind of file that is sound.
 
     Args:
         files: of the bundle.
+        statement: whose other sections were found sound.
         config: in the statement.
         measured: the mechanism of the charged evaluation, if there was one.
 
@@ -78,9 +84,9 @@ def check(files: dict[str, bytes], config: Config, measured: GridGaussian | None
         UserError: names the file and what is wrong with it.
     """
     wanted = {"statement.json", "statement.md", "statement.schema.json", "SHA256SUMS", "settings_finetune.json"}
-    looks: dict[str, Callable[[dict[str, bytes], Config], str]] = {"model.safetensors": _model}
+    looks: dict[str, Look] = language_model.looks(statement) if config.text else {"model.safetensors": _model}
     if has_private_mixture(config):
-        looks["weights.json"] = _weights
+        looks["weights.json"] = partial(_weights, mixed(config, statement["data"].get("left_out", [])))
         wanted |= {"trajectory.parquet", "settings_mixture.json"}
     if measured is not None:
         looks["released.json"] = partial(_released, measured)
@@ -106,30 +112,31 @@ def _json(files: dict[str, bytes], name: str) -> Any:
         raise UserError(f"{name}: not valid JSON") from None
 
 
-def _weights(files: dict[str, bytes], config: Config) -> str:
+def _weights(names: tuple[str, ...], files: dict[str, bytes], config: Config) -> str:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    cell, axes = chain_cells(config)["mixture"], list(config.axes)
-    found = _json(files, "weights.json")
-    stated = {key: found.get(key) for key in ("task", "method", "epsilon", "seed")}
+    cell, found = chain_cells(config)["mixture"], _json(files, "weights.json")
     wanted = {"task": cell.task, "method": cell.method, "epsilon": cell.epsilon, "seed": cell.seed}
-    if stated != wanted or list(found.get("weights", {})) != axes:
+    if config.text:
+        wanted |= {"objective": config.mixture.objective, "tokenizer": language_model.tokenizer_hash(files)}
+    stated = {key: found.get(key) for key in wanted}
+    if stated != wanted or list(found.get("weights", {})) != list(names):
         raise UserError(
-            f"weights.json: stated {stated}, derived {wanted}, with one weight for each of {len(axes)} axes"
+            f"weights.json: stated {stated}, derived {wanted}, with one weight for each of {', '.join(names)}"
         )
     _on_simplex("weights.json", np.array([list(found["weights"].values())], dtype=np.float64))
     try:
         table = pq.ParquetFile(io.BytesIO(files["trajectory.parquet"])).read()
-        rows = np.stack([table[name].to_numpy() for name in axes], axis=1)
+        rows = np.stack([table[name].to_numpy() for name in names], axis=1)
     except (pa.ArrowException, KeyError, TypeError):
-        raise UserError("trajectory.parquet: not a readable table with one column for each axis") from None
+        raise UserError("trajectory.parquet: not a readable table with one column for each source") from None
     _on_simplex("trajectory.parquet", rows)
     weights = np.array(list(found["weights"].values()))
     derived = _final(rows, config)
     if not np.allclose(weights, derived, rtol=CLOSE, atol=CLOSE):
         raise UserError(f"weights.json: stated {weights.tolist()}, derived from the trajectory {derived.tolist()}")
-    return f"the {len(axes)} mixture weights lie on the simplex and follow from their {len(rows)} iterates"
+    return f"the {len(names)} mixture weights lie on the simplex and follow from their {len(rows)} iterates"
 
 
 def _final(rows: np.ndarray, config: Config) -> np.ndarray:
@@ -165,7 +172,7 @@ def _model(files: dict[str, bytes], config: Config) -> str:
 
 def _released(measured: GridGaussian, files: dict[str, bytes], config: Config) -> str:
     """The noisy sum behind the metrics: its noise is that of the ledger's entry."""
-    found, length = _json(files, "released.json"), 2 + 2 * config.evaluation.bins
+    found, length = _json(files, "released.json"), evaluation.dimension(config)
     sums = np.array(found["noisy_sum"], dtype=np.float64)
     if set(found) != {"noisy_sum", "noise_std"} or sums.shape != (length,) or not np.isfinite(sums).all():
         raise UserError(f"released.json: must have `noise_std`, and `noisy_sum` of {length} finite numbers")
@@ -176,7 +183,7 @@ def _released(measured: GridGaussian, files: dict[str, bytes], config: Config) -
 
 def _metrics(measured: GridGaussian, files: dict[str, bytes], config: Config) -> str:
     stated, sums = _json(files, "metrics.json"), np.array(_json(files, "released.json")["noisy_sum"], np.float64)
-    derived = evaluation.metrics(sums, measured.noise_std, config.evaluation.loss_bound)
+    derived = evaluation.metrics_of(config, sums, measured.noise_std)
     if {name: set(each) for name, each in stated.items()} != {name: set(each) for name, each in derived.items()}:
         raise UserError(f"metrics.json: must have {', '.join(derived)}, each with its noise_standard_error")
     for name, each in derived.items():

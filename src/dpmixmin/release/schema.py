@@ -17,8 +17,8 @@ from dpmixmin.privacy.events import ADJACENCIES
 from dpmixmin.privacy.statement import TUNING
 from dpmixmin.sections import Model
 
-FORMAT = 1
-"""Version of the bundle's form."""
+FORMAT = 2
+"""Version of the bundle's form: 2 since bundles can hold a language model."""
 
 Adjacency = Literal[ADJACENCIES]
 Id = Annotated[str, Field(pattern="^[0-9a-f]{32}$")]
@@ -286,9 +286,9 @@ class Cap(Model):
 
 
 class Table(Model):
-    """A public table behind the model."""
+    """A public table, or text, behind the model."""
 
-    name: str = Field(description="Key in the config: sources or standins.")
+    name: str = Field(description="Key in the config: sources or standins, or the name of a text.")
     used_for: str = Field(description="What it was used for.")
     licence: str = Field(description="Its licence, as the config declares it.")
 
@@ -303,8 +303,17 @@ class Artefact(Model):
 class Data(Model):
     """The public data behind the model."""
 
-    tables: list[Table] = Field(description="Public tables.")
-    artefacts: list[Artefact] = Field(description="Public artefacts: prepared tables, proxy, settings.")
+    tables: list[Table] = Field(description="Public tables or texts.")
+    artefacts: list[Artefact] = Field(description="Public artefacts: prepared tables or texts, proxies, settings.")
+
+
+class TextData(Data):
+    """The public data behind a language model."""
+
+    tokenizer: Sha256 = Field(description="SHA-256 of tokenizer.json; weights and model belong to this tokenizer.")
+    left_out: list[str] = Field(
+        description="Texts of the config that could not be had: not mixed, and nothing in the bundle is made of them."
+    )
 
 
 class File(Model):
@@ -322,7 +331,7 @@ class Statement(Model):
     dataset: Dataset = Field(description="The sensitive dataset.")
     privacy: Privacy = Field(description="The guarantee, with everything it follows from.")
     cap: Cap = Field(description="The dataset's cap.")
-    data: Data = Field(description="The public data behind the model.")
+    data: Data | TextData = Field(description="The public data behind the model.")
     config: dict[str, Any] = Field(
         description="The resolved config (its schema: config/schema.json), without the paths of private tables and of "
         "the ledger."

@@ -8,13 +8,15 @@ No checkout, config, ledger or private data is needed. What is derived, and from
 * mechanisms of the chain: from that config and the settings files, the noise calibrated anew; their accounting events
   from the mechanisms; the same for other and aborted entries, as far as their own parameters tell;
 * epsilon, delta, curve, groups, other adjacencies, the dataset's total, what the cap has left: from the events;
-* weights from their iterates; metrics with their standard errors from the noisy sum, whose noise is its mechanism's.
+* weights from their iterates; metrics with their standard errors from the noisy sum, whose noise is its mechanism's;
+* of a language model: the form of its weights, its architecture, the model card; which sources are mixed, from the
+  config and those that the statement says were left out; the tokenizer's hash, wherever it is named.
 
 What nobody can derive, and how it is guarded. ``sha256`` (of the rest of statement.json) shows any single change:
 
 * the date and the versions; ids, and digests of public artefacts;
 * config values that no mechanism depends on (network sizes, public training, tuning candidates, threads);
-* iterates, model and noisy sum: they are random;
+* iterates, model and noisy sum: they are random; the tokenizer's entries; that a source could not be had;
 * of ``other_entries`` and ``aborted``, whose configs are not in the bundle: task, method, clip, grid_bits,
   nominal_units, which of the parts that fit their stage, and the sampler's total variation;
 * that the owner listed every release and abortion, and ran the code that the statement names: whoever rewrites a whole
@@ -44,6 +46,7 @@ from dpmixmin.release.derive import (
     chain_cells,
     expected,
     has_private_mixture,
+    mixed,
     public_artefacts,
     public_config,
     public_tables,
@@ -97,7 +100,7 @@ def checks(folder: str | Path) -> Iterator[str]:
     yield _check_chain(statement, config, {name: each["choice"] for name, each in settings.items()})
     yield _check_guarantee(statement, config)
     yield _check_cap(statement)
-    for line in payload.check(files, config, _measured(statement)):
+    for line in payload.check(files, statement, config, _measured(statement)):
         yield f"ok: {line}"
 
 
@@ -237,18 +240,31 @@ def _check_config(statement: dict[str, Any]) -> Config:
     _agree(statement["dataset"], dataset, "dataset")
     cap = {"epsilon": config.ledger.cap.epsilon, "delta": config.ledger.cap.delta, "spent": statement["cap"]["spent"]}
     _agree(statement["cap"], cap, "cap")
-    data = {"tables": public_tables(config), "artefacts": public_artefacts(config)}
-    named = {"tables": statement["data"]["tables"], "artefacts": [e["name"] for e in statement["data"]["artefacts"]]}
-    _agree(named, data, "data")
+    _check_data(statement["data"], config)
     strict = config.privacy.charge_aborted
     _agree(statement["privacy"]["aborted_attempts_charged"], strict, "privacy.aborted_attempts_charged")
     points = " ".join(statement["privacy"]["not_covered"])
-    if private.table.kind == "idx" and private.table.rows is not None and "by position" not in points:
+    if getattr(private.table, "rows", None) is not None and "by position" not in points:
         raise UserError(f"{STATEMENT}: privacy.not_covered: must say that private.table.rows selects by position")
     by_content = private.unit == "record" and getattr(private.table, "record_id", None) is None
     if by_content and "ids come from content" not in points:
         raise UserError(f"{STATEMENT}: privacy.not_covered: must say that ids come from content")
     return config
+
+
+def _check_data(data: dict[str, Any], config: Config) -> None:
+    """Tables and public artefacts are those of the config, without texts that it allows to be left out."""
+    keys = {"tables", "artefacts", *(("tokenizer", "left_out") if config.text else ())}
+    _agree(sorted(data), sorted(keys), "data (keys)")
+    left_out = data.get("left_out", [])
+    if left_out:
+        may = config.text.missing == "leave_out"
+        _agree(left_out, [name for name in config.sources if name in left_out] if may else [], "data.left_out")
+    if len(mixed(config, left_out)) < 2:
+        raise UserError(f"{STATEMENT}: data.left_out: stated {left_out}; fewer than two sources would be mixed")
+    names = [each["name"] for each in data["artefacts"]]
+    derived = {"tables": public_tables(config, left_out), "artefacts": public_artefacts(config, left_out)}
+    _agree({"tables": data["tables"], "artefacts": names}, derived, "data")
 
 
 def _check_stamps(statement: dict[str, Any]) -> str:
@@ -289,7 +305,7 @@ def _check_tuning(statement: dict[str, Any], settings: dict[str, dict]) -> str:
 def _check_chain(statement: dict[str, Any], config: Config, choices: dict[str, dict | None]) -> str:
     """The chain's entries are those that config and settings demand, with the parameters that follow from them."""
     try:
-        wanted = expected(config, choices)
+        wanted = expected(config, choices, statement["data"].get("left_out", []))
     except (TypeError, ValueError, ArithmeticError) as error:
         words = str(error).splitlines()[0]
         raise UserError(f"{STATEMENT}: config: no mechanism follows from it and the settings: {words}") from None

@@ -28,7 +28,6 @@ from dpmixmin.privacy.noise import noise_source
 from dpmixmin.sections import METHODS, MixtureSettings
 from dpmixmin.specs import mixture_spec
 
-
 _MADE_BY = (("records", "split", "predict"), ("text_records", "split", "text_predict"))
 """Stages that made the private tables: of labels, of texts."""
 

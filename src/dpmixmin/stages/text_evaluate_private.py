@@ -8,6 +8,8 @@ Spends: one ledger entry on the test part, disjoint from the others: at the chai
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 import torch
 
@@ -47,7 +49,7 @@ def by_unit(model, records: TextRecords, text: Text) -> list[np.ndarray]:
     """
     count, index = records.units()
     starts, scores = np.searchsorted(index, np.arange(count + 1)), []
-    for start, stop in zip(starts[:-1], starts[1:], strict=True):
+    for start, stop in pairwise(starts):
         tokens = records.tokens[start:stop]
         scores += language.token_logprobs(
             model, tokens, text.context, text.stride or text.context // 2, text.long_records

@@ -14,6 +14,7 @@ from dpmixmin.cells import mixing_parts
 from dpmixmin.config import Config
 from dpmixmin.data import corpora
 from dpmixmin.data.fetch import say
+from dpmixmin.data.records import record_names
 from dpmixmin.data.text_records import TextRecords
 from dpmixmin.mixing.objective import SourceTable
 from dpmixmin.models.language import load
@@ -70,7 +71,8 @@ def _table(config: Config, scored: list[tuple[TextRecords, list[np.ndarray]]]) -
     lengths = np.array([len(values[i]) for i in order])
     rows = np.concatenate([values[i] for i in order])
     where = (len(units), index)
+    names = record_names(*(np.array([records[i][part] for i in order]) for part in (0, 1)))
     if config.mixture.objective == "token":
-        return SourceTable.of_tokens(rows, np.repeat(np.arange(len(order)), lengths), lengths, where)
+        return SourceTable.of_tokens(rows, np.repeat(np.arange(len(order)), lengths), lengths, where, names)
     totals = np.stack([values[i].sum(axis=0, dtype=np.float64) for i in order])
-    return SourceTable.of_sequences(totals, lengths, where)
+    return SourceTable.of_sequences(totals, lengths, where, names)

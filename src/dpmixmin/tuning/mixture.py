@@ -43,7 +43,8 @@ def try_candidates(
         spec = mixture_spec(config, MixtureSettings(clip=clip, steps=steps, learning_rate=rate), config.tune.epsilon)
         for repeat in range(grid.repeats):
             noise = InsecureNoise(config.tune.seed, f"stand-in {number} {clip} {steps} {rate} {repeat}")
-            limit = config.private.records_per_step
+            # Stand-in units of one record (labels) have no names, and nothing to choose among.
+            limit = None if mixing.names is None else config.private.records_per_step
             weights = learn(config.mixture.learner, mixing, spec, rate, noise, limit).weights
             rows.append({"clip": clip, "steps": steps, "learning_rate": rate, "standin_task": name,
                          "repeat": repeat, "excess_loss": mean_loss(test, weights) - best,
