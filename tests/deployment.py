@@ -129,7 +129,9 @@ def make_settings(folder: str, choice: dict | None, chosen_by: str, parents: tup
 def tokenizer_files() -> dict[str, bytes]:
     from dpmixmin.data import tokenizer
 
-    text = "A made-up public text that is cut into tokens: some common words, some seldom ones, often enough for merges."
+    text = (
+        "A made-up public text that is cut into tokens: some common words, some seldom ones, often enough for merges."
+    )
     return tokenizer.files(tokenizer.train([text, text.lower(), text[::-1]], 400))
 
 

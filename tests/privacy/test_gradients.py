@@ -138,7 +138,12 @@ MODELS = {
         for which in ("all", "norms", "biases", "blocks", "lora")
     },
     **{
-        f"{kind}, {which}": (partial(chosen_small, kind, which), binary_cross_entropy, partial(labelled, 64), TorchFunc)
+        f"{kind}, {which}": (
+            partial(chosen_small, kind, which),
+            binary_cross_entropy,
+            partial(labelled, 64),
+            TorchFunc,
+        )
         for kind in ("cnn", "mlp")
         for which in ("norms", "biases")
     },
@@ -219,6 +224,16 @@ def test_rule_4_padding_of_sentences_changes_nothing(name):
 
 
 @pytest.mark.parametrize("which", ["all", "norms", "biases", "blocks", "lora"])
+def test_rule_8_both_engines_are_right_on_our_language_models(which, monkeypatch):
+    """So that what one of them cannot do on a later model is not what ours depend on."""
+    model, batch = language_model(which), sentences()
+    expected = alone(model, next_token_loss, batch)
+    for engine in (TorchFunc, Opacus):
+        only(monkeypatch, engine)
+        assert largest_difference(per_record_gradients(model, next_token_loss, batch)(*batch), expected) < 2e-5
+
+
+@pytest.mark.parametrize("which", ["all", "norms", "biases", "blocks", "lora"])
 def test_rule_6_a_record_without_tokens_has_the_gradient_zero(which):
     chosen = per_record_gradients(language_model(which), next_token_loss, sentences())
     found = chosen(*sentences((0, 4, 0)))
@@ -256,7 +271,12 @@ def unnumbered(loss):
 @pytest.mark.parametrize(
     ("build", "loss", "records", "fault"),
     [
-        (gpt2, unnumbered(next_token_loss), sentences, "gives the wrong number of gradients of `transformer.wpe.weight`"),
+        (
+            gpt2,
+            unnumbered(next_token_loss),
+            sentences,
+            "gives the wrong number of gradients of `transformer.wpe.weight`",
+        ),
         (resnet, binary_cross_entropy, lambda: labelled(3 * 32 * 32, 2), "fails"),
     ],
     ids=["position embeddings", "in-place ReLU"],

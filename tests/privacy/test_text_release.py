@@ -348,7 +348,9 @@ def test_a_chain_of_other_sources_than_could_be_had_is_refused(home):
 
 @pytest.mark.parametrize("name", ["tokenizer.json", "config.json"])
 def test_a_model_that_the_ledger_was_not_charged_for_is_refused(name, home):
-    folder = home / "results/clinic_run/released/finetuned/task=next_token/method=dp_mixmin/mechanism=dp_sgd/eps=1/seed=0"
+    folder = (
+        home / "results/clinic_run/released/finetuned/task=next_token/method=dp_mixmin/mechanism=dp_sgd/eps=1/seed=0"
+    )
     (folder / name).write_bytes((folder / name).read_bytes() + b" ")
     with pytest.raises(UserError, match="altered since it was made"):
         release(home, raw=raw_text_config)

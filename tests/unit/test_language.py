@@ -8,8 +8,9 @@ import torch
 
 from dpmixmin.data import tokenizer as tokenizers
 from dpmixmin.errors import UserError
-from dpmixmin.models import language
-from dpmixmin.text_sections import LanguageModel
+from dpmixmin.models import language, networks
+from dpmixmin.models.trainable import choose, merged
+from dpmixmin.text_sections import LanguageModel, Trainable
 
 CONTEXT, END = 12, 0
 SMALL = LanguageModel(layers=2, width=16, heads=2)
@@ -158,7 +159,9 @@ def test_log_probabilities_are_those_of_single_tokens_in_the_order_given(model):
         assert values.dtype == np.float32
         assert np.allclose(values, alone(model, tokens), atol=1e-5)
     for batch in (1, 64):
-        for one, other in zip(found, language.token_logprobs(model, records, CONTEXT, 6, "windows", batch), strict=True):
+        for one, other in zip(
+            found, language.token_logprobs(model, records, CONTEXT, 6, "windows", batch), strict=True
+        ):
             assert np.allclose(one, other, atol=1e-5)
     assert language.token_logprobs(model, [], CONTEXT, 6, "windows") == []
     assert model.config._attn_implementation == "eager"
@@ -190,3 +193,84 @@ def test_long_records_can_be_cut_instead(model):
         language.token_logprobs(model, records, CONTEXT, 13, "windows")
     with pytest.raises(ValueError, match="positions"):
         language.token_logprobs(model, records, CONTEXT + 1, 6, "windows")
+
+
+# -- what trains ------------------------------------------------------------------------------------------------
+
+
+def training(model):
+    return {name for name, parameter in model.named_parameters() if parameter.requires_grad}
+
+
+def test_choices_train_what_they_name_and_nothing_else(model):
+    everything = {name for name, _ in model.named_parameters()}
+    norms = {name for name in everything if ".ln_" in name}
+    last = {name for name in everything if ".h.1." in name}
+    expected = {
+        "all": everything,
+        "norms": norms,
+        "biases": {name for name in everything if name.endswith(".bias")},
+        # The head is the embedding.
+        "blocks": last | {"transformer.ln_f.weight", "transformer.ln_f.bias", "transformer.wte.weight"},
+    }
+    assert len(norms) == 10
+    for which, names in expected.items():
+        assert choose(model, Trainable(which=which, blocks=1)) is model
+        assert training(model) == names
+    choose(model, Trainable(which="blocks", blocks=2))
+    assert training(model) == everything - {"transformer.wpe.weight"}
+    with pytest.raises(UserError, match="more than the model's 2"):
+        choose(model, Trainable(which="blocks", blocks=3))
+
+
+def test_lora_starts_as_the_model_is_and_is_merged_into_it(model):
+    ids = torch.tensor([[END, 5, 6, 7]])
+    names, start = list(model.state_dict()), model(ids).logits.detach()
+    state = torch.get_rng_state()
+    wrapped = choose(model, Trainable(which="lora", rank=2), seed=3)
+    assert torch.equal(torch.get_rng_state(), state)
+    assert torch.allclose(wrapped(input_ids=ids).logits, start, atol=1e-6)
+    assert all("lora_" in name for name in training(wrapped))
+    # Rank 2 on the four matrices of two blocks: (inputs + outputs) each.
+    assert sum(p.numel() for p in wrapped.parameters() if p.requires_grad) == 2 * 2 * (64 + 32 + 80 + 80)
+    with torch.no_grad():
+        for number, (name, parameter) in enumerate(wrapped.named_parameters()):
+            if "lora_B" in name:
+                parameter += torch.randn(parameter.shape, generator=torch.Generator().manual_seed(number))
+    moved = wrapped(input_ids=ids).logits.detach()
+    assert not torch.allclose(moved, start, atol=1e-2)
+    plain = merged(wrapped)
+    assert type(plain).__name__ == "GPT2LMHeadModel"
+    assert list(plain.state_dict()) == names
+    assert torch.allclose(plain(ids).logits, moved, atol=1e-4)
+    assert plain.lm_head.weight is plain.transformer.wte.weight
+    assert all(p.requires_grad for p in plain.parameters())
+    assert merged(plain) is plain
+    assert len(language.token_logprobs(plain, sequences([20]), CONTEXT, 6, "windows")[0]) == 20
+
+
+def test_lora_starts_from_its_seed():
+    def first(seed):
+        wrapped = choose(language.build(SMALL, 280, CONTEXT, END, 0), Trainable(which="lora"), seed)
+        return torch.cat([p.detach().reshape(-1) for name, p in wrapped.named_parameters() if "lora_A" in name])
+
+    assert torch.equal(first(1), first(1))
+    assert not torch.equal(first(1), first(2))
+    # Uniform with standard deviation 1 / sqrt(3 inputs): 16 or 64 inputs. 448 draws: within 15 % at 4 sigma.
+    expected = np.sqrt((6 * 16 / (3 * 16) + 2 * 64 / (3 * 64)) / (6 * 16 + 2 * 64))
+    assert abs(float(first(1).std()) / expected - 1) < 0.15
+
+
+def test_small_networks_can_train_their_norms_or_biases():
+    cnn = networks.cnn((1, 8, 8), (4, 6), 8, 1)
+    choose(cnn, Trainable(which="norms"))
+    assert training(cnn) == {"2.weight", "2.bias", "6.weight", "6.bias"}
+    choose(cnn, Trainable(which="biases"))
+    assert training(cnn) == {name for name, _ in cnn.named_parameters() if name.endswith("bias")}
+    choose(cnn, Trainable(which="all"))
+    assert len(training(cnn)) == 12
+    for which in ("blocks", "lora"):
+        with pytest.raises(UserError, match="is for language models"):
+            choose(cnn, Trainable(which=which))
+    with pytest.raises(UserError, match="this model has no norms"):
+        choose(torch.nn.Sequential(torch.nn.Linear(3, 1)), Trainable(which="norms"))

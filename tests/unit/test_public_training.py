@@ -87,7 +87,9 @@ def test_packing_too_little_text_gives_no_block():
 
 def counting(*sizes):
     """Blocks whose first number is the source and second the block."""
-    return {f"s{i}": np.array([[i, n, 0] for n in range(size)], np.int32).reshape(-1, 3) for i, size in enumerate(sizes)}
+    return {
+        f"s{i}": np.array([[i, n, 0] for n in range(size)], np.int32).reshape(-1, 3) for i, size in enumerate(sizes)
+    }
 
 
 def test_sources_are_drawn_by_their_weights_and_read_in_a_new_order_each_epoch():

@@ -197,7 +197,9 @@ def test_a_saved_dataset_is_read_as_its_rows_stand(tmp_path):
     whole = datasets.Dataset.from_dict(rows)
     whole.select([0, 2, 3]).save_to_disk(tmp_path / "saved")
     table = HubText(kind="hub", name=str(tmp_path / "saved"), column="body")
+    datasets.enable_progress_bars()
     assert texts.read_public(table, WITHOUT_LIMIT) == ["one", "two", "three"]
+    assert datasets.are_progress_bars_disabled(), "they would show the size of a private table"
     assert texts.read_public(table.model_copy(update={"rows": 1}), WITHOUT_LIMIT) == ["one"]
     found = load(table, unit="who")
     assert sorted(found.text) == ["one", "three", "two"]

@@ -120,5 +120,5 @@ def test_files_that_are_no_tokenizer_are_refused(tmp_path):
     from tokenizers import Tokenizer, models
 
     (tmp_path / "tokenizer.json").write_text(Tokenizer(models.BPE()).to_str())
-    with pytest.raises(UserError, match="without <|endoftext|>"):
+    with pytest.raises(UserError, match=r"without <\|endoftext\|>"):
         tokenizers.load(tmp_path)

@@ -209,9 +209,11 @@ def _hub_rows(source: HubText, wanted: list[str]) -> Iterator[_Row]:
         UserError: it cannot be loaded, or its schema is wrong.
     """
     import datasets
+    import huggingface_hub.utils
 
-    # Progress bars and warnings count and quote rows, which may be private.
+    # Progress bars and warnings tell sizes, and quote rows, which may be private.
     datasets.disable_progress_bars()
+    huggingface_hub.utils.disable_progress_bars()
     datasets.logging.set_verbosity_error()
     try:
         dataset = _hub_dataset(source)

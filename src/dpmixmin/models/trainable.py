@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Iterable
 
 import torch
@@ -81,7 +82,9 @@ def _with_lora(model: nn.Module, rank: int, seed: int) -> nn.Module:
         fan_in_fan_out=True,
     )
     device = next(model.parameters()).device
-    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []), warnings.catch_warnings():
+        # peft 0.21 asks transformers 5 for a property by its former name.
+        warnings.simplefilter("ignore", FutureWarning)
         wrapped = get_peft_model(model, settings)
     # Drawn again by a generator of its own, on the CPU, so that the start is the same on every device.
     generator = torch.Generator().manual_seed(seed)
