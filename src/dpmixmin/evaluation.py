@@ -111,10 +111,14 @@ def text_vectors(scores: Sequence[np.ndarray], units: tuple[int, np.ndarray], bo
         bound: a unit's mean loss per token is clipped to [0, bound].
     """
     count, index = units
+    finite = np.array([np.isfinite(values).all() for values in scores], dtype=bool)
+    # A loss that is not finite is not even added up: the warning would tell of it.
+    losses = [-np.sum(values, dtype=np.float64) if ok else 0.0 for values, ok in zip(scores, finite, strict=True)]
     loss, tokens = np.zeros(count), np.zeros(count)
-    np.add.at(loss, index, [-float(np.sum(values, dtype=np.float64)) for values in scores])
+    np.add.at(loss, index, losses)
     np.add.at(tokens, index, [len(values) for values in scores])
-    usable = np.isfinite(loss) & (tokens > 0)
+    usable = tokens > 0
+    usable[index[~finite]] = False
     rows = np.zeros((count, TEXT_BLOCKS))
     rows[usable, 0] = np.clip(loss[usable] / tokens[usable], 0, bound) / bound
     rows[usable, 1] = 1.0

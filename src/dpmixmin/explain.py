@@ -61,12 +61,12 @@ def _help_of(root: Any, location: tuple) -> str:
 
 
 def _kinds_at(root: Any, location: tuple) -> str:
-    """Name the kinds that may stand at a location: ``idx, parquet or images``."""
+    """Name the kinds that may stand at a location: ``idx, images or parquet``."""
     model: Any = root
     for step in location:
         if not isinstance(model, dict) and step in model.model_fields:
             model = model_in(model.model_fields[step].annotation)
-    *some, last = model
+    *some, last = sorted(model)
     return f"{', '.join(some)} or {last}" if some else last
 
 

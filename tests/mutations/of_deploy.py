@@ -17,6 +17,9 @@ KEYS = "dpmixmin/privacy/keys.py"
 PARTITION = "tests/privacy/test_partition.py"
 PAC = "tests/privacy/test_pac.py"
 RESUME = "tests/privacy/test_resume.py"
+EVALUATION = "dpmixmin/evaluation.py"
+EVALUATED = "tests/privacy/test_evaluation.py"
+RELEASED = "tests/privacy/test_text_release.py"
 
 DEPLOY = (
     Mutant(
@@ -40,7 +43,7 @@ DEPLOY = (
         11,
         "ids by content change with a column that is not used",
         "dpmixmin/data/loaders.py",
-        "content = [row.tobytes() + _text(owner) for row, owner in zip(numbers, owners, strict=True)]",
+        "content = [row.tobytes() + value_bytes(owner) for row, owner in zip(numbers, owners, strict=True)]",
         "content = [repr(row).encode() for row in data.to_pylist()]",
         (f"{PARTITION}::test_rule_11_another_column_or_type_deals_nobody_anew",),
     ),
@@ -204,5 +207,53 @@ DEPLOY = (
         "    replace_factor: ClassVar[float] = math.sqrt(2.0)",
         "    replace_factor: ClassVar[float] = 1.0",
         ("tests/privacy/test_mechanisms.py::test_rule_27_the_adjacency_changes_the_sensitivity_and_the_noise",),
+    ),
+    Mutant(
+        3,
+        "a user's loss per token is not clipped",
+        EVALUATION,
+        "np.clip(loss[usable] / tokens[usable], 0, bound) / bound",
+        "loss[usable] / tokens[usable] / bound",
+        (f"{EVALUATED}::test_rule_3_a_users_vector_has_a_norm_of_at_most_one_whatever_the_model_says",),
+    ),
+    Mutant(
+        6,
+        "a user with a score that is not finite counts in the evaluation",
+        EVALUATION,
+        "    usable[index[~finite]] = False\n",
+        "",
+        (f"{EVALUATED}::test_rule_3_one_user_moves_the_evaluation_of_texts_by_at_most_one",),
+    ),
+    Mutant(
+        13,
+        "in the evaluation of texts, a user counts by its tokens",
+        EVALUATION,
+        "    rows[usable, 1] = 1.0\n    return rows / math.sqrt(TEXT_BLOCKS)",
+        "    rows[usable, 1] = 1.0\n    return rows * (tokens / max(tokens.max(), 1))[:, None] / math.sqrt(TEXT_BLOCKS)",
+        (f"{EVALUATED}::test_rule_13_a_user_counts_once_however_many_records_it_has",),
+    ),
+    Mutant(
+        20,
+        "a bundle names the file that lists the private images",
+        "dpmixmin/release/derive.py",
+        "if table[key] is not None:",
+        'if table[key] is not None and key != "table":',
+        (f"{RELEASED}::test_rule_20_a_public_config_withholds_every_private_place_and_is_a_config",),
+    ),
+    Mutant(
+        21,
+        "a model card may say what it likes",
+        "dpmixmin/release/language_model.py",
+        "if files[CARD] != card(config, privacy, files):",
+        "if False:",
+        (f"{RELEASED}::test_a_file_that_an_expert_swapped_is_refused",),
+    ),
+    Mutant(
+        25,
+        "users are scored in common batches",
+        "dpmixmin/stages/text_evaluate_private.py",
+        "for start, stop in pairwise(starts):",
+        "for start, stop in [(0, len(records))]:",
+        (f"{EVALUATED}::test_rule_25_the_last_bits_of_a_users_scores_depend_on_that_user_alone",),
     ),
 )

@@ -48,7 +48,10 @@ MISTAKES = [
     (lambda c: c["private"]["parts"].update(test=0.9), "add up to 1.5; they must add up to 1"),
     (lambda c: c["private"].pop("nominal_units"), "private.nominal_units: missing; add it"),
     (lambda c: c["axes"]["three"].update(colunm=c["axes"]["three"].pop("column")), "did you mean `column`?"),
-    (lambda c: c["private"]["table"].update(kind="csv"), "write idx or parquet"),
+    (
+        lambda c: c["private"]["table"].update(kind="csv"),
+        "write hub, idx, images, maildir, parquet, spam_assassin or text",
+    ),
     (lambda c: c["finetune"]["grid"].append({"seeds": [9]}), "finetune.grid names 9, which is not in seeds"),
     (lambda c: c["privacy"].update(epsilons=[float("nan")]), "privacy.epsilons.0: NaN is not valid"),
     (lambda c: c["privacy"].update(epsilons=[1, 1]), "privacy.epsilons lists a value twice"),

@@ -91,6 +91,13 @@ def local_files(*tables):
     return [os.path.expanduser(path) for path in named if path is not None and ":" not in path]
 
 
+def text_files():
+    """Return the files of the public texts; where missing ones are left out, those that are there."""
+    found = local_files(*CONFIG.public.texts.values())
+    leave_out = CONFIG.text and CONFIG.text.missing == "leave_out"
+    return [path for path in found if os.path.exists(path) or not leave_out]
+
+
 def files_of(folders, *names):
     """Return these files of these folders; every artefact also has a manifest."""
     return [f"{folder}/{name}" for folder in folders for name in (*names, "manifest.json")]

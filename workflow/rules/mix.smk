@@ -17,8 +17,9 @@ for (mix_task, mix_method), mix_cells in groups("mixture").items():
             (
                 [f"{PATHS.predictions(seed)}/predictions.parquet" for seed in seeds_of(mix_cells)]
                 if mix_method in ("mixmin", "dp_mixmin")
-                else [PATHS.fetched(), *SOURCES] if mix_method == "proportional" else [PATHS.fetched()]
+                else TOKENIZER
             ),
+            SOURCES if mix_method == "proportional" else [],
             (
                 [
                     f"{MIXTURE_SETTINGS}/settings.json",

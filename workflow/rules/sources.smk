@@ -33,7 +33,8 @@ rule fetch:
 rule prepare_sources:
     input:
         PATHS.fetched(),
-        local_files(CONFIG.public.sources, CONFIG.public.standins, *CONFIG.public.texts.values()),
+        local_files(CONFIG.public.sources, CONFIG.public.standins),
+        text_files(),
         code=code_of(stage_of("sources")),
     output:
         TARGETS["sources"],

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pyarrow as pa
 
 from dpmixmin.data.corpora import Corpus
+from dpmixmin.paths import ROOMS
 from dpmixmin.pretrain.language import Curve, train
 from dpmixmin.pretrain.packing import MixtureSampler, pack
 from dpmixmin.privacy.access import Progress
@@ -47,8 +49,14 @@ def train_mixture(
     heldout = {name: packed(corpora[name].heldout) for name in weights}
     sampler = MixtureSampler(blocks, list(weights.values()), settings.batch, seed, settings.max_epochs)
     folder = Path(state)
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    return train(model, sampler, heldout, settings, state=Progress(folder), say=say)
+    curve = train(model, sampler, heldout, settings, state=Progress(folder), say=say)
+    # Its empty parents too, up to the room; another training may have a state beside this one.
+    for parent in folder.parents:
+        if parent.parent.name in ROOMS:
+            break
+        with contextlib.suppress(OSError):
+            parent.rmdir()
+    return curve
 
 
 def curve_table(curve: Curve) -> pa.Table:

@@ -105,7 +105,7 @@ class Progress:
         newest = max(self.folder.glob("step=*"), key=self._step, default=None)
         if newest is not None and time.time() - newest.stat().st_mtime < self.seconds:
             return
-        self.folder.mkdir(mode=0o700, exist_ok=True)
+        self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         temporary = self.folder / f".{uuid.uuid4().hex}"
         with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as out:
             out.write(state())
