@@ -8,7 +8,7 @@ STAMP := $(VENV)/.installed
 REPORT := results/digits/study/report
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo full deploy mail mail-full test test-slow bench lint schema clean
+.PHONY: help install demo full deploy mail mail-full test test-ci test-slow bench lint schema clean
 
 help: ## Show this help
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
@@ -54,6 +54,9 @@ mail-full: install ## The same with three seeds and every cell (hours)
 
 test: install lint ## Pass the tests
 	$(BIN)/python -m pytest
+
+test-ci: install ## Run the language-model pipeline in miniature, on real text and mail (about 4 minutes)
+	$(BIN)/python -m pytest -m ci
 
 test-slow: install ## Break every privacy rule on purpose, and pass the slow statistics (about 15 minutes)
 	$(BIN)/python -m pytest -m slow

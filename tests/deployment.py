@@ -20,7 +20,7 @@ from dpmixmin.data import corpora
 from dpmixmin.data.split import partition
 from dpmixmin.errors import UserError
 from dpmixmin.evaluation import dimension, metrics_of
-from dpmixmin.paths import Paths
+from dpmixmin.paths import GPT2_FILES, Paths
 from dpmixmin.privacy.ledger import Ledger, Mechanism
 from dpmixmin.privacy.statement import least_public
 from dpmixmin.release import bundle, page, verify
@@ -148,7 +148,8 @@ def model_files(config) -> dict[str, bytes]:
     trained = Tokenizer.from_str(files["tokenizer.json"].decode())
     end = tokenizer.end_of_text(trained)
     model = language.build(config.text.pretrain, trained.get_vocab_size(), config.text.context, end, 0)
-    return language.files(model, files)
+    made = language.files(model, files, "")
+    return {name: made[name] for name in GPT2_FILES}
 
 
 def make_public(config, left_out: tuple[str, ...]) -> dict[str, dict]:

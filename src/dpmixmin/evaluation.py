@@ -120,7 +120,8 @@ def text_vectors(scores: Sequence[np.ndarray], units: tuple[int, np.ndarray], bo
     usable = tokens > 0
     usable[index[~finite]] = False
     rows = np.zeros((count, TEXT_BLOCKS))
-    rows[usable, 0] = np.clip(loss[usable] / tokens[usable], 0, bound) / bound
+    # In [-1, 1] and not in [0, 1]: twice the signal under the same noise.
+    rows[usable, 0] = 2 * np.clip(loss[usable] / tokens[usable], 0, bound) / bound - 1
     rows[usable, 1] = 1.0
     return rows / math.sqrt(TEXT_BLOCKS)
 
@@ -142,7 +143,8 @@ def text_metrics(released: np.ndarray, noise_std: float, bound: float, draws: in
 def _text_estimate(sums: np.ndarray, bound: float) -> dict[str, np.ndarray]:
     """Return the metrics of noisy sums of shape (m, 2)."""
     sums = sums * math.sqrt(TEXT_BLOCKS)
-    loss = np.clip(sums[:, 0] / np.maximum(sums[:, 1], 1.0), 0, 1) * bound
+    mean = np.clip(sums[:, 0] / np.maximum(sums[:, 1], 1.0), -1, 1)
+    loss = (mean + 1) / 2 * bound
     return {"loss": loss, "perplexity_user": np.exp(loss)}
 
 

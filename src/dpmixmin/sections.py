@@ -162,7 +162,13 @@ class Evaluation(Model):
     epsilon: Epsilon | None = Field(
         None, description="Its own target. Default: the chain's, which costs nothing more."
     )
-    loss_bound: float = Field(5.0, gt=0, le=100, description="A record's loss is clipped to this (a public constant).")
+    loss_bound: float = Field(
+        5.0,
+        gt=0,
+        le=100,
+        description="A record's loss is clipped to this (a public constant). Texts: a unit's mean loss per token, in "
+        "nats; the logarithm of the vocabulary's size is what guessing costs.",
+    )
     bins: int = Field(10, ge=2, le=100, description="Bins of the noisy histogram of predictions behind the AUC.")
 
 

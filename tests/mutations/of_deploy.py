@@ -229,7 +229,7 @@ DEPLOY = (
         "in the evaluation of texts, a user counts by its tokens",
         EVALUATION,
         "    rows[usable, 1] = 1.0\n    return rows / math.sqrt(TEXT_BLOCKS)",
-        "    rows[usable, 1] = 1.0\n    return rows * (tokens / max(tokens.max(), 1))[:, None] / math.sqrt(TEXT_BLOCKS)",
+        "    rows[usable, 1] = 1.0\n    return rows * (tokens / max(tokens))[:, None] / math.sqrt(TEXT_BLOCKS)",
         (f"{EVALUATED}::test_rule_13_a_user_counts_once_however_many_records_it_has",),
     ),
     Mutant(
@@ -251,8 +251,8 @@ DEPLOY = (
     Mutant(
         25,
         "users are scored in common batches",
-        "dpmixmin/stages/text_evaluate_private.py",
-        "for start, stop in pairwise(starts):",
+        "dpmixmin/models/scoring.py",
+        "for start, stop in pairwise(edges):",
         "for start, stop in [(0, len(records))]:",
         (f"{EVALUATED}::test_rule_25_the_last_bits_of_a_users_scores_depend_on_that_user_alone",),
     ),

@@ -12,9 +12,9 @@ from dpmixmin.audit.replay import replay
 from dpmixmin.data.text_records import TextRecords
 from dpmixmin.metrics import perplexities
 from dpmixmin.models import language
+from dpmixmin.models.scoring import score_by_unit
 from dpmixmin.privacy.mechanisms import GridGaussian
 from dpmixmin.privacy.noise import NoiseSource
-from dpmixmin.stages.text_evaluate_private import by_unit
 from dpmixmin.text_sections import LanguageModel, Text
 
 BOUND, BINS = 5.0, 10
@@ -211,9 +211,9 @@ def test_rule_25_the_last_bits_of_a_users_scores_depend_on_that_user_alone(rng):
     tokens = [rng.integers(1, 300, size=size).astype(np.int32) for size in rng.integers(0, 50, size=120)]
     names = np.array([f"user{i:02d}" for i in unit])
     records = TextRecords(np.array([f"{i:03d}" for i in range(120)]), names, [""] * 120, tokens)
-    together = by_unit(model, records, text)
+    together = score_by_unit(model, records, text)
     assert [len(values) for values in together] == [len(values) for values in tokens]
     for gone in np.unique(names)[[0, 7, -1]]:
         kept = np.flatnonzero(names != gone)
-        for place, values in zip(kept.tolist(), by_unit(model, records.take(kept), text), strict=True):
+        for place, values in zip(kept.tolist(), score_by_unit(model, records.take(kept), text), strict=True):
             np.testing.assert_array_equal(together[place], values)

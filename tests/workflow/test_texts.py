@@ -15,6 +15,8 @@ import pytest
 import yaml
 from checkout import Checkout
 
+pytestmark = pytest.mark.ci
+
 MAIL = "config/test_mail.yaml"
 BASE = "results/mini_mail"
 MODEL = f"{BASE}/released/finetuned/task=next_token/method=dp_mixmin/mechanism=dp_sgd/eps=1/seed=0"

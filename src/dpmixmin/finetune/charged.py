@@ -46,8 +46,8 @@ class Kind(ABC):
     def model_files(self, config: Config, sums: ClippedSum, folder: str) -> dict[str, bytes]:
         """Return the files of the trained model behind ``sums``."""
 
-    def views(self, config: Config, cell: Cell, statement: dict) -> dict[str, bytes]:
-        """Return the files that quote the statement."""
+    def views(self, config: Config, cell: Cell, statement: dict, *, trained: bool) -> dict[str, bytes]:
+        """Return the files that quote the statement; ``trained`` is False where the pretrained model was kept."""
         return {"privacy.json": artifacts.json_bytes(statement)}
 
 
@@ -79,7 +79,7 @@ def _keep_pretrained(
     parents = [artifacts.parent(folder), settings]
     statement = _statement(config, ledger, paths, pretrained, [], chosen["chosen_by"])
     files = {name: Path(folder, name).read_bytes() for name in kind.files}
-    files |= kind.views(config, cell, statement)
+    files |= kind.views(config, cell, statement, trained=False)
     artifacts.publish(cell.folder(paths), files, _manifest(kind, config, cell, parents))
 
 
@@ -117,7 +117,7 @@ def _fine_tune(
             private = [release.parent(paths.records()), release.parent(paths.split(cell.seed))]
             release.commit(kind.model_files(config, sums, folder), _manifest(kind, config, cell, [*parents, *private]))
         statement = _statement(config, ledger, paths, pretrained, [release.entry], chosen["chosen_by"])
-        release.publish(cell.folder(paths), kind.views(config, cell, statement))
+        release.publish(cell.folder(paths), kind.views(config, cell, statement, trained=True))
 
 
 def _events_on(statement: str, parts: tuple[str, ...]) -> tuple:

@@ -17,16 +17,19 @@ _WAYS = {
 }
 
 
-def pretrained_card(config: Config, cell: Cell, statement: dict, weights: dict[str, float] | None) -> str:
-    """Return the card of a pretrained model.
+def pretrained_card(
+    config: Config, cell: Cell, statement: dict, weights: dict[str, float] | None, file: str = "privacy.json"
+) -> str:
+    """Return the card of a model that was not fine-tuned.
 
     Args:
         config: the experiment.
         cell: the model's.
         statement: its ``privacy.json``.
-        weights: its mixture, or None for an initialisation.
+        weights: its mixture, or None to leave it out.
+        file: name of the file beside the card that holds the whole statement.
     """
-    lines = [f"A GPT-2, {_WAYS[cell.method]}.", "", *_guarantee(statement), *_use(config)]
+    lines = [f"A GPT-2, {_WAYS[cell.method]}.", "", *_guarantee(statement, file), *_use(config)]
     if weights:
         lines += ["## Mixture", "", "| source | weight | licence |", "|---|---|---|"]
         for name, value in sorted(weights.items(), key=lambda item: -item[1]):
@@ -35,13 +38,14 @@ def pretrained_card(config: Config, cell: Cell, statement: dict, weights: dict[s
     return _card(config, cell, lines)
 
 
-def finetuned_card(config: Config, cell: Cell, statement: dict) -> str:
+def finetuned_card(config: Config, cell: Cell, statement: dict, file: str = "privacy.json") -> str:
     """Return the card of a fine-tuned model.
 
     Args:
         config: the experiment.
         cell: the model's.
         statement: its ``privacy.json``.
+        file: as in :func:`pretrained_card`.
     """
     what = {
         "all": "all parameters",
@@ -54,7 +58,7 @@ def finetuned_card(config: Config, cell: Cell, statement: dict) -> str:
         f"A GPT-2, {_WAYS[cell.method]}, then fine-tuned on sensitive text with DP-SGD "
         f"({what}; the protected unit is one {config.private.unit}).",
         "",
-        *_guarantee(statement),
+        *_guarantee(statement, file),
         *_use(config),
     ]
     return _card(config, cell, lines)
@@ -76,7 +80,7 @@ def _card(config: Config, cell: Cell, lines: list[str]) -> str:
     return "\n".join([*head, f"# {config.experiment}: {', '.join(words)}", "", *lines])
 
 
-def _guarantee(statement: dict) -> list[str]:
+def _guarantee(statement: dict, file: str) -> list[str]:
     """Return the guarantee in words; the stamp first where there is none."""
     lines = ["## Privacy", ""]
     if statement["guarantee"] is None or statement["stamp"] != "private":
@@ -84,7 +88,7 @@ def _guarantee(statement: dict) -> list[str]:
     else:
         lines += [f"**{statement['headline']}.** Stated as: {statement['stated_as']}.", ""]
         lines += ["Not covered:", "", *(f"- {item}" for item in statement["not_covered"]), ""]
-    return [*lines, "The whole statement, with every release behind it, is `privacy.json`.", ""]
+    return [*lines, f"The whole statement, with every release behind it, is `{file}`.", ""]
 
 
 def _use(config: Config) -> list[str]:

@@ -194,12 +194,15 @@ class _Training:
         return float(total / sum(weights[name] for name in self.heldout))
 
     def _heldout_part(self, heldout: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """Return the first blocks of each source that is drawn, few enough for the share of the budget."""
+        """Return blocks of each source that is drawn, evenly spaced, few enough for the share of the budget."""
         weights = dict(zip(self.sampler.blocks, self.sampler.weights, strict=True))
         present = {name: blocks for name, blocks in heldout.items() if len(blocks) and weights[name] > 0}
         budget = _HELDOUT_SHARE * self.settings.tokens / self.settings.evaluations / self.sampler.context
         each = max(1, int(budget / max(1, len(present))))
-        return {name: blocks[:each] for name, blocks in present.items()}
+        rows = {
+            name: np.linspace(0, len(blocks) - 1, min(each, len(blocks))).round() for name, blocks in present.items()
+        }
+        return {name: blocks[rows[name].astype(int)] for name, blocks in present.items()}
 
     # -- the state ----------------------------------------------------------------------------------------------
 

@@ -23,7 +23,7 @@ from dpmixmin.models.card import finetuned_card, pretrained_card
 from dpmixmin.paths import TOKENIZER_FILES, Paths
 from dpmixmin.release.derive import chain_cells, has_private_mixture
 
-CARD = "README.md"
+CARD, STATEMENT = "README.md", "statement.json"
 
 Look = Callable[[dict[str, bytes], Config], str]
 """Checks a file of a bundle and says in a line what holds."""
@@ -76,10 +76,10 @@ def card(config: Config, privacy: dict[str, Any], files: dict[str, bytes]) -> by
     cells = chain_cells(config)
     if json.loads(files["settings_finetune.json"])["choice"] is None:
         weights = json.loads(files["weights.json"])["weights"] if has_private_mixture(config) else None
-        text = pretrained_card(config, cells["pretrained"], privacy, weights)
+        text = pretrained_card(config, cells["pretrained"], privacy, weights, STATEMENT)
     else:
-        text = finetuned_card(config, cells["finetuned"], privacy)
-    return text.replace("`privacy.json`", "`statement.json`").encode()
+        text = finetuned_card(config, cells["finetuned"], privacy, STATEMENT)
+    return text.encode()
 
 
 def facts(files: dict[str, bytes], left_out: Iterable[str]) -> dict[str, Any]:

@@ -8,8 +8,6 @@ Spends: one ledger entry on the test part, disjoint from the others: at the chai
 
 from __future__ import annotations
 
-from itertools import pairwise
-
 import numpy as np
 import torch
 
@@ -18,8 +16,8 @@ from dpmixmin.cells import Cell
 from dpmixmin.config import Config
 from dpmixmin.data.text_records import TextRecords
 from dpmixmin.measuring_charged import measure
-from dpmixmin.models import language
-from dpmixmin.text_sections import Text
+from dpmixmin.models.language import load
+from dpmixmin.models.scoring import score_by_unit
 
 
 def add_arguments(parser) -> None:
@@ -31,27 +29,7 @@ def run(config: Config, args) -> None:
     torch.set_num_threads(config.threads)
 
     def unit_vectors(cell: Cell, folder: str, records: TextRecords) -> np.ndarray:
-        scores = by_unit(language.load(folder), records, config.text)
+        scores = score_by_unit(load(folder), records, config.text)
         return evaluation.text_vectors(scores, records.units(), config.evaluation.loss_bound)
 
     measure(config, "text_evaluate_private", ("text_records", "split"), unit_vectors)
-
-
-def by_unit(model, records: TextRecords, text: Text) -> list[np.ndarray]:
-    """Return every record's token log-probabilities, computed unit by unit.
-
-    In a common batch, a record's last bits could depend on who else is there, and that would reach the integer grid.
-
-    Args:
-        model: GPT-2.
-        records: in the order of (unit, record).
-        text: how long records are read.
-    """
-    count, index = records.units()
-    starts, scores = np.searchsorted(index, np.arange(count + 1)), []
-    for start, stop in pairwise(starts):
-        tokens = records.tokens[start:stop]
-        scores += language.token_logprobs(
-            model, tokens, text.context, text.stride or text.context // 2, text.long_records
-        )
-    return scores

@@ -20,7 +20,7 @@ from dpmixmin.finetune.charged import Kind, run_cells
 from dpmixmin.finetune.dp_sgd import ClippedSum
 from dpmixmin.finetune.texts import text_sums
 from dpmixmin.models import language, trainable
-from dpmixmin.models.card import finetuned_card
+from dpmixmin.models.card import finetuned_card, pretrained_card
 from dpmixmin.paths import GPT2_FILES, TOKENIZER_FILES
 from dpmixmin.sections import METHODS
 
@@ -45,10 +45,10 @@ class TextModel(Kind):
         files = language.files(trainable.merged(sums.model), kept, "")
         return {name: files[name] for name in self.files}
 
-    def views(self, config, cell, statement) -> dict[str, bytes]:
-        """The statement, and the model card that quotes it."""
-        card = finetuned_card(config, cell, statement)
-        return {**super().views(config, cell, statement), "README.md": card.encode()}
+    def views(self, config, cell, statement, *, trained) -> dict[str, bytes]:
+        """Return the statement, and the model card that quotes it."""
+        card = finetuned_card(config, cell, statement) if trained else pretrained_card(config, cell, statement, None)
+        return {**super().views(config, cell, statement, trained=trained), "README.md": card.encode()}
 
 
 def add_arguments(parser) -> None:
