@@ -249,7 +249,7 @@ def versions() -> dict[str, str]:
 
     import dpmixmin
 
-    names = ("numpy", "scipy", "torch", "opacus", "transformers", "dp-accounting", "pyarrow")
+    names = ("numpy", "scipy", "torch", "opacus", "transformers", "tokenizers", "peft", "dp-accounting", "pyarrow")
     return {"dpmixmin": dpmixmin.__version__, **{name: version(name) for name in names}}
 
 

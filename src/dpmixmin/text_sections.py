@@ -38,7 +38,7 @@ class LanguageModel(Model):
     width: int = Field(128, ge=8, le=20_000, description="Width of the residual stream.")
     heads: int = Field(4, ge=1, le=200, description="Attention heads; divides the width.")
     tokens: int = Field(300_000, ge=1, description="Training budget in tokens.")
-    batch: int = Field(16, ge=1, le=100_000, description="Sequences of `text.context` tokens per optimiser step.")
+    batch: int = Field(4, ge=1, le=100_000, description="Sequences of `text.context` tokens per optimiser step.")
     accumulate: int = Field(1, ge=1, le=10_000, description="Parts a step's batch is cut into, to save memory.")
     learning_rate: float = Field(3e-3, gt=0, le=1, description="Peak of the cosine schedule (AdamW).")
     warmup: float = Field(0.05, ge=0, le=1, description="Share of the steps that the learning rate rises over.")

@@ -7,13 +7,16 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
+from dpmixmin.data.corpora import Corpus
 from dpmixmin.errors import UserError
 from dpmixmin.models import language
+from dpmixmin.models.scoring import score
 from dpmixmin.pretrain import language as pretrain
+from dpmixmin.pretrain.language import Curve
 from dpmixmin.pretrain.packing import MixtureSampler, pack
+from dpmixmin.pretrain.texts import curve_table, sampled, train_mixture
 from dpmixmin.privacy.access import Progress
-from dpmixmin.proxies import language as proxies
-from dpmixmin.text_sections import LanguageModel
+from dpmixmin.text_sections import LanguageModel, Text
 
 CONTEXT, VOCABULARY, END = 8, 20, 0
 
@@ -314,21 +317,48 @@ def test_bfloat16_where_it_is_asked_for(sources, heldout):
         assert curve.rows[-1]["heldout_loss"] < 2.0
 
 
-# -- proxies ----------------------------------------------------------------------------------------------------
+# -- as stages use it -------------------------------------------------------------------------------------------
 
 
-def test_a_proxy_prefers_its_own_source(sources, heldout):
-    models = [
-        proxies.train_proxy(name, blocks, heldout[name], settings(), vocabulary=VOCABULARY, end_of_text=END)[0]
-        for name, blocks in sources.items()
-    ]
+def trained(name, documents_of, tmp_path, **options):
+    """A proxy: trained on one source, from the same start as all of them."""
+    text = Text(context=CONTEXT, proxy=settings(**options))
+    model = language.build(text.proxy, VOCABULARY, CONTEXT, END, 0)
+    corpus = Corpus(name, documents_of[3:], documents_of[:3])
+    state = str(tmp_path / "results/run/public/states" / name)
+    curve = train_mixture(
+        model, {name: corpus}, {name: 1.0}, text, text.proxy, END, seed=0, state=state, say=lambda line: None
+    )
+    return model, curve, text
+
+
+def test_a_proxy_prefers_its_own_source(tmp_path):
+    models = [trained(name, documents(first), tmp_path) for name, first in (("low", 1), ("high", 10))]
     texts = [*documents(1, 3, seed=5), *documents(10, 2, seed=5)]
-    found = proxies.score(models, texts, CONTEXT, 4, "windows")
-    assert found.shape == (sum(map(len, texts)), 2)
-    assert found.dtype == np.float32
-    low = sum(map(len, texts[:3]))
-    assert found[:low, 0].mean() > found[:low, 1].mean() + 1
-    assert found[low:, 1].mean() > found[low:, 0].mean() + 1
-    assert proxies.score(models, [], CONTEXT, 4, "windows").shape == (0, 2)
+    low, high = (score(model, texts, text) for model, _, text in models)
+    for own, other in ((low[:3], high[:3]), (high[3:], low[3:])):
+        assert np.concatenate(own).mean() > np.concatenate(other).mean() + 1
+    assert not list(tmp_path.rglob("states")), "a finished training leaves no state"
+
+
+def test_the_report_of_a_mixture_says_how_often_each_source_was_read(tmp_path):
+    text = Text(context=CONTEXT, pretrain=settings())
+    model = language.build(text.pretrain, VOCABULARY, CONTEXT, END, 0)
+    corpora = {
+        name: Corpus(name, documents(first), documents(first, 4, seed=3)) for name, first in (("a", 1), ("b", 10))
+    }
+    curve = train_mixture(
+        model, corpora, {"a": 0.9, "b": 0.1}, text, text.pretrain, END, seed=1,
+        state=str(tmp_path / "results/run/public/states/x"), say=lambda line: None,
+    )  # fmt: skip
+    found = sampled(curve)
+    assert found["tokens"] >= text.pretrain.tokens
+    assert found["stopped"] == "budget"
+    assert 4 < found["epochs"]["a"] / found["epochs"]["b"] < 20
+    assert curve_table(curve).column_names == ["step", "tokens", "train_loss", "heldout_loss", "learning_rate"]
+    assert sampled(Curve()) == {"tokens": 0, "epochs": {}, "stopped": "not trained"}
+
+
+def test_a_source_without_a_block_is_named(tmp_path):
     with pytest.raises(UserError, match="source empty"):
-        proxies.train_proxy("empty", sources["low"][:0], sources["low"], settings(), vocabulary=20, end_of_text=END)
+        trained("empty", [np.zeros(0, np.int32)] * 4, tmp_path)

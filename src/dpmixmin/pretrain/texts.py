@@ -52,7 +52,7 @@ def train_mixture(
     curve = train(model, sampler, heldout, settings, state=Progress(folder), say=say)
     # Its empty parents too, up to the room; another training may have a state beside this one.
     for parent in folder.parents:
-        if parent.parent.name in ROOMS:
+        if parent.name in ROOMS:
             break
         with contextlib.suppress(OSError):
             parent.rmdir()
