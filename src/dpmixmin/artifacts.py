@@ -195,6 +195,7 @@ def manifest(
     seed: int | None = None,
     private: bool = False,
     partition: dict[str, str] | None = None,
+    device: str = "cpu",
 ) -> dict[str, Any]:
     """Return the manifest of a new artefact.
 
@@ -205,7 +206,9 @@ def manifest(
         parents: from :func:`parent` (public) or an access's ``parent`` (private).
         cell: coordinates of the cell, if it is one.
         seed: public seed, if one was used.
-        partition: names of the ids and the partition that a private table was made with.
+        partition: names of the ids and the partition that a private table was made with; of texts the tokenizer's
+            hash too.
+        device: what the model ran on.
         private: the artefact goes to ``private/``: it gets the random id by which others may name it.
     """
     return {
@@ -218,7 +221,7 @@ def manifest(
         "config": config,
         "code": code,
         "versions": versions(),
-        "device": "cpu",
+        "device": device,
     }
 
 

@@ -154,6 +154,11 @@ class Config(Model):
             raise ValueError("public.texts: at least two are needed, or there is nothing to mix; add sources")
         if kind not in TEXT_KINDS:
             raise ValueError(f"private.table.kind {kind} holds no text; use one of {', '.join(sorted(TEXT_KINDS))}")
+        if self.finetune.trainable.which == "blocks" and self.finetune.trainable.blocks > self.text.pretrain.layers:
+            raise ValueError(
+                f"finetune.trainable.blocks: {self.finetune.trainable.blocks} is more than text.pretrain.layers "
+                f"({self.text.pretrain.layers}); lower it"
+            )
         people = {"maildir": "user", "spam_assassin": "sender"}.get(kind, self.private.unit)
         if self.private.unit not in ("record", people):
             raise ValueError(f"private.unit: mail of kind {kind} has units `{people}` and `record`; use one of them")
@@ -304,8 +309,8 @@ STAGE_KEYS: dict[str, tuple[str, ...]] = {
     "proxy": ("inputs", "axes", "proxy", "text.context", "text.proxy"),
     "predict": (*_IDS, "inputs", "axes", *_TEXT, "text.proxy", "mixture.objective", "private.parts"),
     "tune_mixture": (*_TUNING, "mixture"),
-    "tune_finetune": (*_TUNING, "mixture", "pretrain", "text.pretrain", "finetune.mechanism", "finetune.settings",
-                      "finetune.trainable"),
+    "tune_finetune": ("methods", *_TUNING, "mixture", "pretrain", "text.pretrain", "finetune.mechanism",
+                      "finetune.settings", "finetune.trainable"),
     "mix": (*_MECHANISM, *_SOURCES, "mixture"),
     "pretrain": ("inputs", *_SOURCES, *_PRETRAINED),
     "finetune": (*_MECHANISM, *_PRETRAINED, "finetune.mechanism", "finetune.trainable"),

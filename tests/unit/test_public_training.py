@@ -304,6 +304,7 @@ def test_nothing_held_out(sources):
 def test_sources_at_their_cap_end_the_training(sources, heldout):
     _, curve = train(sources, heldout, max_epochs=0.5)
     assert curve.stopped == "exhausted"
+    assert curve.rows[-1]["learning_rate"] < 0.1 * settings().learning_rate, "the schedule ends with the text"
     assert all(0.5 <= epochs < 0.55 for epochs in curve.epochs.values())
     assert curve.rows[-1]["tokens"] == sum(-(-len(blocks) // 2) for blocks in sources.values()) * CONTEXT
 

@@ -16,6 +16,7 @@ import hashlib
 import math
 from dataclasses import dataclass
 from itertools import pairwise
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -108,6 +109,11 @@ def check_tokenizer(paths: Paths, folder: str) -> None:
     """
     if artifacts.verify(folder)["files"].get("tokenizer.json") != tokenizer_digest(paths):
         raise UserError(f"{folder}: made with another tokenizer than {paths.tokenizer()}; delete it and run again")
+
+
+def made_with(paths: Paths) -> dict[str, str]:
+    """Return what private texts must have been made with: the run's tokenizer, or nothing where there is none."""
+    return {"tokenizer": tokenizer_digest(paths)} if Path(paths.tokenizer()).is_dir() else {}
 
 
 def _tokens(table: pa.Table) -> list[np.ndarray]:

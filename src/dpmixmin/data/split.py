@@ -13,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
+from dpmixmin.data.corpora import made_with
 from dpmixmin.data.records import Records, strings
 from dpmixmin.data.text_records import TextRecords
 from dpmixmin.paths import Paths
@@ -102,10 +103,10 @@ def open_part(access: Access, paths: Paths, wanted: Partition, seed: int) -> Rec
     """Return the sensitive records, or texts, of the parts that an access may see, in the order of (unit, record).
 
     Raises:
-        UserError: the tables on disk belong to other ids or another partition.
+        UserError: the tables on disk belong to other ids, another partition or another tokenizer.
     """
     # By unit: a part is a property of the unit, and record ids need be unique within a unit only.
     members = strings(access.table(paths.split(seed), "split", ids=wanted.ids, partition=wanted.name)["unit"])
-    table = access.table(paths.records(), "records", ids=wanted.ids)
+    table = access.table(paths.records(), "records", ids=wanted.ids, **made_with(paths))
     records = (TextRecords if "tokens" in table.column_names else Records).from_arrow(table)
     return records.take(np.isin(records.unit, members))

@@ -32,8 +32,10 @@ class Kind(ABC):
         stage: the stage whose code makes the release.
         made: stages that made the private tables.
         files: names of a model's files.
+        device: where it is trained.
     """
 
+    device: str = "cpu"
     stage: str
     made: tuple[str, ...]
     files: tuple[str, ...]
@@ -150,4 +152,5 @@ def _manifest(kind: Kind, config: Config, cell: Cell, parents: list[dict]) -> di
         parents=parents,
         cell=cell.coordinates(),
         seed=cell.seed,
+        device=kind.device,
     )

@@ -63,7 +63,7 @@ class SourceTable:
     Attributes:
         p: probabilities, up to a factor of each row, float64 of shape (k, rows); a unit's rows are adjacent.
         offset: logarithm of that factor, shape (rows,).
-        share: weights of the rows within their record, shape (rows,); they sum to 1 (or a record has no rows).
+        share: weights of the rows within their record, shape (rows,); they sum to 1 (or a record has no tokens).
         rate: weight of each row in its record's loss, shape (rows,).
         record: record of each row, shape (rows,).
         owner: unit of each row, shape (rows,).
@@ -109,7 +109,8 @@ class SourceTable:
         length = np.asarray(length, dtype=np.float64)
         scale = np.divide(1.0, length, out=np.zeros(len(length)), where=length > 0)
         p, offset = _scaled(logp)
-        return cls._of(p, offset, np.arange(len(p)), np.ones(len(p)), scale, units, names)
+        # Without a token a record has nothing to say: its equal probabilities would repeat the weights as they are.
+        return cls._of(p, offset, np.arange(len(p)), (length > 0).astype(float), scale, units, names)
 
     @classmethod
     def of_tokens(

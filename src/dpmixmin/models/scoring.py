@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from dpmixmin.models.device import best
 from dpmixmin.models.language import token_logprobs
 from dpmixmin.text_sections import Text
 
@@ -23,7 +24,7 @@ def score(model, sequences: list[np.ndarray], text: Text) -> list[np.ndarray]:
         text: context, stride, windows or truncation.
     """
     stride = text.stride or max(1, text.context // 2)
-    return token_logprobs(model, sequences, text.context, stride, text.long_records)
+    return token_logprobs(model.to(best()), sequences, text.context, stride, text.long_records)
 
 
 def score_by_unit(model, records: TextRecords, text: Text) -> list[np.ndarray]:

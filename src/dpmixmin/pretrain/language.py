@@ -21,6 +21,7 @@ import torch
 from torch.nn.functional import cross_entropy
 
 from dpmixmin.errors import UserError
+from dpmixmin.models.device import best
 from dpmixmin.models.language import fused_attention
 from dpmixmin.pretrain.packing import MixtureSampler
 from dpmixmin.privacy.access import Progress
@@ -86,9 +87,12 @@ class _Training:
 
     def __init__(self, model, sampler, heldout, settings, say):
         self.model, self.sampler, self.settings, self.say = model, sampler, settings, say
-        self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        self.device = best()
         self.tokens_per_step = settings.batch * sampler.context
-        self.steps = math.ceil(settings.tokens / self.tokens_per_step)
+        # With a repetition cap, no more steps than there is text for: the schedule ends where the training does.
+        wanted = math.ceil(settings.tokens / self.tokens_per_step)
+        self.steps = min(wanted, sampler.batches)
+        self.end = "budget" if self.steps == wanted else "exhausted"
         self.heldout = self._heldout_part(heldout)
         if settings.patience and not self.heldout:
             raise UserError("patience: nothing is held out to stop by; raise text.heldout or remove patience")
@@ -117,6 +121,8 @@ class _Training:
                     loss = self.sums[0] / self.sums[1] if self.sums[1] else self.curve.rows[-1]["train_loss"]
                     self.say(f"  step {self.step}/{self.steps}, public loss {loss:.4f}, {speed:,.0f} tokens/s")
                     said, said_at = now, self.step
+        if self.curve.stopped == "budget":
+            self.curve.stopped = self.end
         if self.best is not None:
             self.model.load_state_dict(self.best["weights"])
         self.model.to("cpu").eval()

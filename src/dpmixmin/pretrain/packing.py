@@ -80,6 +80,12 @@ class MixtureSampler:
         self._read = [0] * len(self.blocks)
         self._orders: dict[int, tuple[int, np.ndarray]] = {}
 
+    @property
+    def batches(self) -> int | float:
+        """Batches that the caps leave in all; infinity without caps."""
+        blocks = sum(cap for cap, weight in zip(self._caps, self.weights, strict=True) if weight > 0)
+        return blocks if math.isinf(blocks) else math.ceil(blocks / self.batch)
+
     def draw(self) -> np.ndarray | None:
         """Return the next batch, int32 of shape (batch, context + 1); the last one may be smaller, then None."""
         rows: list[np.ndarray] = []

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from dpmixmin import artifacts
 from dpmixmin.config import PLACES, Config
-from dpmixmin.data import domains, fetch, packages
+from dpmixmin.data import domains, fetch, packages, texts, tokenizer
 from dpmixmin.errors import UserError
 from dpmixmin.paths import Paths
 
@@ -28,6 +28,8 @@ def run(config: Config, args) -> None:
     references = [*shown, *_named(private)]
     if config.text and config.text.tokenizer.vocab:
         references += [config.text.tokenizer.vocab, config.text.tokenizer.merges]
+    elif config.text and config.text.tokenizer.kind == "gpt2":
+        tokenizer.gpt2()
     shown |= {name for name in references if fetch.is_fetched(name)}
     for origin in sorted({fetch.get(reference) for reference in references if fetch.is_fetched(reference)}):
         fetch.say(origin)
@@ -55,6 +57,9 @@ def _texts(config: Config) -> tuple[dict[str, dict], dict[str, str]]:
                 found[name] = {key: getattr(source, key) for key in PLACES[source.kind] if getattr(source, key)}
                 if source.kind == "text":
                     fetch.resolve(source.path)
+                else:
+                    # One row says whether the dataset, its split and its column can be had.
+                    texts.read_public(source.model_copy(update={"rows": 1}), config.text.characters)
         except UserError as error:
             if config.text.missing == "refuse":
                 raise UserError(f"public.texts.{name}: {error}; or set text.missing: leave_out") from None

@@ -115,7 +115,8 @@ def _private(config: Config, ledger: Ledger, paths: Paths, cell: Cell) -> None:
 def _table(config: Config, paths: Paths, access: Access, cell: Cell, wanted: split.Partition) -> SourceTable:
     """Return what the sources say of the records of the open parts."""
     folder, names = paths.predictions(cell.seed), corpora.source_names(config, paths)
-    table = access.table(folder, "predictions", ids=wanted.ids, partition=wanted.name)
+    made = corpora.made_with(paths) if config.text else {}
+    table = access.table(folder, "predictions", ids=wanted.ids, partition=wanted.name, **made)
     if config.text:
         return text_table(table, names, config.mixture.objective)
     return label_table(table, names, config.tasks[cell.task])

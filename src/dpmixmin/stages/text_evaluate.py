@@ -13,6 +13,7 @@ import torch
 from dpmixmin import artifacts
 from dpmixmin.cells import Cell
 from dpmixmin.config import Config
+from dpmixmin.data import corpora
 from dpmixmin.data.text_records import TextRecords
 from dpmixmin.measuring import measure
 from dpmixmin.metrics import perplexities
@@ -32,6 +33,7 @@ def run(config: Config, args) -> None:
     paths = Paths(config.experiment)
 
     def values(cell: Cell, records: TextRecords) -> dict[str, float]:
+        corpora.check_tokenizer(paths, cell.folder(paths))
         scores = score(load(cell.folder(paths)), records.tokens, config.text)
         found = perplexities(scores, records.units())
         if cell.stage == "pretrained":

@@ -14,10 +14,12 @@ import torch
 from dpmixmin import evaluation
 from dpmixmin.cells import Cell
 from dpmixmin.config import Config
+from dpmixmin.data import corpora
 from dpmixmin.data.text_records import TextRecords
 from dpmixmin.measuring_charged import measure
 from dpmixmin.models.language import load
 from dpmixmin.models.scoring import score_by_unit
+from dpmixmin.paths import Paths
 
 
 def add_arguments(parser) -> None:
@@ -29,6 +31,7 @@ def run(config: Config, args) -> None:
     torch.set_num_threads(config.threads)
 
     def unit_vectors(cell: Cell, folder: str, records: TextRecords) -> np.ndarray:
+        corpora.check_tokenizer(Paths(config.experiment), folder)
         scores = score_by_unit(load(folder), records, config.text)
         return evaluation.text_vectors(scores, records.units(), config.evaluation.loss_bound)
 

@@ -15,12 +15,13 @@ from pathlib import Path
 import torch
 
 from dpmixmin.config import Config
-from dpmixmin.data import split, tokenizer
+from dpmixmin.data import corpora, split, tokenizer
 from dpmixmin.finetune.charged import Kind, run_cells
 from dpmixmin.finetune.dp_sgd import ClippedSum
 from dpmixmin.finetune.texts import text_sums
 from dpmixmin.models import language, trainable
 from dpmixmin.models.card import finetuned_card, pretrained_card
+from dpmixmin.models.device import best
 from dpmixmin.paths import GPT2_FILES, TOKENIZER_FILES
 from dpmixmin.sections import METHODS
 
@@ -30,12 +31,14 @@ class TextModel(Kind):
 
     stage = "text_finetune"
     made = ("text_records", "split")
+    device = property(lambda self: best().type)
     files = GPT2_FILES
 
     def sums(self, config, access, paths, cell, wanted, folder) -> ClippedSum:
         """See the base class."""
+        corpora.check_tokenizer(paths, folder)
         records = split.open_part(access, paths, wanted, cell.seed)
-        model = trainable.choose(language.load(folder), config.finetune.trainable)
+        model = trainable.choose(language.load(folder), config.finetune.trainable).to(best())
         end = tokenizer.end_of_text(tokenizer.load(folder))
         return text_sums(model, records, end, config)
 

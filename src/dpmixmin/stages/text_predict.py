@@ -20,6 +20,7 @@ from dpmixmin.config import Config
 from dpmixmin.data import corpora, split
 from dpmixmin.data.records import strings
 from dpmixmin.data.text_records import TextRecords
+from dpmixmin.models.device import best
 from dpmixmin.models.language import load
 from dpmixmin.models.scoring import score_by_unit
 from dpmixmin.paths import Paths
@@ -39,10 +40,10 @@ def run(config: Config, args) -> None:
     parents = [artifacts.parent(paths.proxy(name)) for name in names]
     for name in names:
         corpora.check_tokenizer(paths, paths.proxy(name))
-    ledger = Ledger.of(config)
+    ledger, made = Ledger.of(config), corpora.made_with(paths)
     with ledger.open(("mixing", "finetune"), Derive()) as access:
         ids = split.partition(ledger.keys, config.private, 0).ids
-        table = access.table(paths.records(), "records", ids=ids)
+        table = access.table(paths.records(), "records", ids=ids, **made)
         records, members = TextRecords.from_arrow(table), {}
         for seed in seeds:
             wanted = split.partition(ledger.keys, config.private, seed)
@@ -69,7 +70,12 @@ def run(config: Config, args) -> None:
                 parents=[*parents, access.parent(paths.records()), access.parent(paths.split(seed))],
                 seed=seed,
                 private=True,
-                partition={"ids": ids, "partition": split.partition(ledger.keys, config.private, seed).name},
+                partition={
+                    "ids": ids,
+                    "partition": split.partition(ledger.keys, config.private, seed).name,
+                    **made,
+                },
+                device=best().type,
             )
             files = {"predictions.parquet": artifacts.parquet_bytes(out)}
             artifacts.publish(paths.predictions(seed), files, manifest)

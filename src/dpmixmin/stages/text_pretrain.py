@@ -17,6 +17,7 @@ from dpmixmin.data.fetch import say
 from dpmixmin.errors import UserError
 from dpmixmin.models import language
 from dpmixmin.models.card import pretrained_card
+from dpmixmin.models.device import best
 from dpmixmin.paths import Paths
 from dpmixmin.pretrain.inherited import statement_of
 from dpmixmin.pretrain.language import Curve
@@ -52,6 +53,7 @@ def run(config: Config, args) -> None:
             parents=parents,
             cell=cell.coordinates(),
             seed=config.text.pretrain.seed + cell.seed,
+            device=best().type,
         )
         artifacts.publish(cell.folder(paths), files, manifest)
         say(f"  {cell.folder(paths)}")

@@ -13,6 +13,7 @@ from dpmixmin.config import Config
 from dpmixmin.data import corpora, tokenizer
 from dpmixmin.data.fetch import say
 from dpmixmin.models import language
+from dpmixmin.models.device import best
 from dpmixmin.paths import Paths
 from dpmixmin.pretrain.language import Curve
 from dpmixmin.pretrain.texts import curve_table, train_mixture
@@ -41,7 +42,9 @@ def run(config: Config, args) -> None:
         )  # fmt: skip
         card = f"# Proxy of `{name}`\n\nTrained on public text alone; a measuring instrument, not a language model.\n"
         files = language.files(model, tokenizer.files(trained), card)
-        say(f"{name}: held-out public loss {curve.rows[-1]['heldout_loss']:.3f}")
+        last = curve.rows[-1]
+        loss = "train" if last["heldout_loss"] is None else "heldout"
+        say(f"{name}: {loss} public loss {last[f'{loss}_loss']:.3f}")
     else:
         curve = Curve()
     files["loss.parquet"] = artifacts.parquet_bytes(curve_table(curve))
@@ -52,5 +55,6 @@ def run(config: Config, args) -> None:
         parents=parents,
         cell={"source": name},
         seed=config.text.proxy.seed,
+        device=best().type,
     )
     artifacts.publish(folder, files, manifest)

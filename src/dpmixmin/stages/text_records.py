@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dpmixmin import artifacts, provenance
 from dpmixmin.config import Config
-from dpmixmin.data import split, texts, tokenizer
+from dpmixmin.data import corpora, split, texts, tokenizer
 from dpmixmin.paths import Paths
 from dpmixmin.privacy.ledger import PARTS, Derive, Ledger
 
@@ -32,7 +32,7 @@ def run(config: Config, args) -> None:
             code=provenance.code_digest("text_records"),
             parents=[parent],
             private=True,
-            partition={"ids": split.partition(ledger.keys, config.private, 0).ids},
+            partition={"ids": split.partition(ledger.keys, config.private, 0).ids, **corpora.made_with(paths)},
         )
         files = {
             "records.parquet": artifacts.parquet_bytes(records.to_arrow()),

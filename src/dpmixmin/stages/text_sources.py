@@ -32,6 +32,7 @@ def run(config: Config, args) -> None:
             table = corpora.documents_table(documents, tokens, config.text.heldout)
         except UserError as error:
             raise UserError(f"public.texts.{name}: {error}") from None
+        _check_size(config, name, tokens)
         manifest = _manifest(config, [artifacts.parent(paths.tokenizer())])
         artifacts.publish(paths.text(name), {"documents.parquet": artifacts.parquet_bytes(table)}, manifest)
         say(f"{name}: {len(documents)} documents, {sum(map(len, tokens)):,} tokens")
@@ -50,6 +51,16 @@ def _tokenizer(config: Config, found: dict[str, list[str]]):
         return tokenizer.train((text for documents in found.values() for text in documents), wanted.vocabulary)
     pair = [None if path is None else fetch.resolve(path) for path in (wanted.vocab, wanted.merges)]
     return tokenizer.gpt2(*pair)
+
+
+def _check_size(config: Config, name: str, tokens: list) -> None:
+    """Refuse a source that cannot fill one sequence, before anything is trained."""
+    size = sum(map(len, tokens))
+    if tokens and size <= 2 * config.text.context:
+        raise UserError(
+            f"public.texts.{name}: {size} tokens are fewer than two sequences of text.context {config.text.context}; "
+            "give more text, or remove the source"
+        )
 
 
 def _manifest(config: Config, parents: list[dict]) -> dict:

@@ -74,6 +74,7 @@ def _units(stream: np.ndarray, count: int, config: Config, generator: np.random.
     """Draw units: a place in the stream, a number of records, their lengths; both uniform around their means."""
     record, unit, tokens = [], [], []
     mean, length = config.tune.records_per_unit, config.tune.tokens_per_record
+    mean = 1 if config.private.unit == "record" else mean
     for number in range(count):
         smallest = min(config.private.min_records_per_unit, mean)
         records = int(generator.integers(smallest, max(smallest, 2 * mean - smallest) + 1))
