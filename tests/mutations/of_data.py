@@ -4,15 +4,19 @@ from __future__ import annotations
 
 from mutant import Mutant
 
+MAIN = "dpmixmin/__main__.py"
+IMAGES = "dpmixmin/data/images.py"
 LOADERS = "dpmixmin/data/loaders.py"
 RECORDS = "dpmixmin/data/records.py"
 SPLIT = "dpmixmin/data/split.py"
+TEXTS = "dpmixmin/data/texts.py"
 STANDINS = "dpmixmin/tuning/standins.py"
 RANKS = "dpmixmin/finetune/ranks.py"
 
 TEST_SPLIT = "tests/privacy/test_split.py"
 TEST_DATA = "tests/unit/test_data.py"
 TEST_LEAKS = "tests/privacy/test_leaks.py"
+TEST_TEXT_UNITS = "tests/privacy/test_text_units.py"
 TEST_TUNING = "tests/unit/test_tuning.py"
 TEST_GAPS = "tests/privacy/test_mutation_gaps.py"
 
@@ -145,6 +149,22 @@ DATA = (
     ),
     Mutant(
         12,
+        "a JSON line without the unit's key is a unit of its own",
+        TEXTS,
+        "                if all(name in found for name in ids):\n",
+        "                if True:\n",
+        (f"{TEST_TEXT_UNITS}::test_rule_12_a_json_line_without_unit_or_id_is_left_out_never_a_unit_of_its_own",),
+    ),
+    Mutant(
+        12,
+        "a number and its text are two people in JSON lines",
+        TEXTS,
+        "        [as_id(row[unit]) for row in rows] if unit else None,\n",
+        "        [row[unit] for row in rows] if unit else None,\n",
+        (f"{TEST_TEXT_UNITS}::test_rule_12_values_of_json_lines_are_compared_as_text",),
+    ),
+    Mutant(
+        12,
         "a unit's records are dealt to several processes",
         RANKS,
         "rows = np.flatnonzero(unit_index % self.world == self.rank)",
@@ -193,6 +213,30 @@ DATA = (
         "        return [_value(scalar) for scalar in column]\n",
         "        raise\n",
         (f"{TEST_LEAKS}::test_rule_20_an_unreadable_value_in_any_column_stops_nothing_and_moves_no_other_id",),
+    ),
+    Mutant(
+        20,
+        "a decoder tells of a bad sensitive image",
+        IMAGES,
+        "with contextlib.nullcontext() if public else _no_standard_error():",
+        "with contextlib.nullcontext():",
+        (f"{TEST_LEAKS}::test_rule_20_no_decoder_of_images_writes_to_the_public_log",),
+    ),
+    Mutant(
+        20,
+        "standard error is not given back after an image",
+        IMAGES,
+        "        os.dup2(kept, 2)\n",
+        "",
+        (f"{TEST_LEAKS}::test_rule_20_standard_error_is_given_back_after_an_image",),
+    ),
+    Mutant(
+        20,
+        "libraries log what they think of records",
+        MAIN,
+        "        logging.disable(logging.CRITICAL)\n",
+        "",
+        (f"{TEST_LEAKS}::test_rule_20_a_library_s_log_line_is_heard_in_public_stages_only",),
     ),
     Mutant(
         25,

@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
 from dataclasses import replace
+from io import BytesIO
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from deployment import raw_config
 from loading import load_private
+from PIL import Image
 
 from dpmixmin import artifacts, provenance
 from dpmixmin.data import split
+from dpmixmin.data.loaders import load_public
+from dpmixmin.errors import UserError
 from dpmixmin.mixing.learners import learn_nonprivate
 from dpmixmin.mixing.objective import SourceTable, UnitGradients
 from dpmixmin.paths import Paths
@@ -20,7 +29,7 @@ from dpmixmin.privacy.mechanisms import GridGaussian, ModelGaussian
 from dpmixmin.privacy.noise import InsecureNoise
 from dpmixmin.privacy.statement import least_public
 from dpmixmin.sections import Inputs, Parts, Private
-from dpmixmin.table_sections import ParquetTable
+from dpmixmin.table_sections import ImageTable, ParquetTable
 
 KEY = b"key of the ids"
 
@@ -141,6 +150,90 @@ def test_rows_without_a_person_are_units_of_their_own_nan_included(tmp_path):
     pq.write_table(pa.table({"x": np.arange(5.0), "y": np.zeros(5), "who": people}), tmp_path / "t.parquet")
     records = load_private(private_of(tmp_path / "t.parquet", unit="who"), Inputs(bound=10.0), KEY)
     assert records.units()[0] == 4
+
+
+SAMPLES_PER_PIXEL = bytes.fromhex("1501 0300 01000000")
+"""The tag, type and count of a TIFF's field."""
+
+
+def bad_tiffs(rng) -> dict[str, bytes]:
+    """Images that libtiff and Pillow's own logging complain about on standard error."""
+    noise = Image.fromarray(rng.integers(0, 256, (32, 32, 3)).astype(np.uint8))
+
+    def written(compression: str | None) -> bytes:
+        out = BytesIO()
+        noise.save(out, "TIFF", compression=compression)
+        return out.getvalue()
+
+    found = {name: written(f"tiff_{name}") for name in ("lzw", "adobe_deflate")}
+    found = {name: data[:100] + b"\xff" * 8 + data[108:] for name, data in found.items()}
+    before, after = written(None).split(SAMPLES_PER_PIXEL)
+    return found | {"samples": before + SAMPLES_PER_PIXEL + (100).to_bytes(4, "little") + after[4:]}
+
+
+def test_rule_20_no_decoder_of_images_writes_to_the_public_log(tmp_path, rng):
+    """The stage as it is run, with and without bad images among the sensitive ones: the same bytes."""
+    for place in ("public/a", "public/b", "scans/a", "scans/b"):
+        (tmp_path / place).mkdir(parents=True)
+        Image.fromarray(rng.integers(0, 256, (4, 4)).astype(np.uint8)).save(tmp_path / place / "0.png")
+    images = {"kind": "images", "classes": ["a", "b"], "size": [4, 4]}
+    rules = {name: {"column": "label", "positive": [i]} for i, name in enumerate("ab")}
+    config = {
+        "experiment": "scans",
+        "axes": rules,
+        "tasks": {"task": rules["a"]},
+        "public": {"sources": {**images, "path": "public"}},
+        "private": {"name": "scans", "table": {**images, "path": "scans"}, "nominal_units": 100},
+        "ledger": {"path": str(tmp_path / "ledger")},
+        "mixture": {"settings": {"clip": 1, "steps": 1, "learning_rate": 1}},
+        "finetune": {"settings": {"learning_rate": 1, "steps": 1, "batch": 1, "clip": 1}},
+    }
+    (tmp_path / "config.json").write_text(json.dumps(config), encoding="utf-8")
+
+    def run(stage: str) -> tuple[int, bytes, bytes]:
+        command = [sys.executable, "-m", "dpmixmin", stage, "--config", "config.json"]
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, timeout=120)
+        return done.returncode, done.stdout, done.stderr
+
+    assert run("sources")[0] == 0
+    without = run("records")
+    assert without[0] == 0
+    for name, data in bad_tiffs(rng).items():
+        (tmp_path / f"scans/a/{name}.tif").write_bytes(data)
+    assert run("records") == without
+    counts = json.loads((tmp_path / "results/scans/private/records/counts.json").read_text())
+    assert counts["records_with_nan_or_infinity"] == 3
+
+
+def test_rule_20_standard_error_is_given_back_after_an_image(tmp_path, rng, capfd):
+    for name, data in bad_tiffs(rng).items():
+        (tmp_path / f"{name}.tif").write_bytes(data)
+    (tmp_path / "list.csv").write_text("file,label\nlzw.tif,1\nadobe_deflate.tif,0\n")
+    table = ImageTable(kind="images", path=str(tmp_path), table=str(tmp_path / "list.csv"), size=(4, 4))
+    private = Private(name="scans", table=table, nominal_units=100)
+    before = len(os.listdir("/dev/fd"))
+    assert np.isnan(load_private(private, Inputs(), KEY, 16).features).all()
+    assert len(os.listdir("/dev/fd")) == before
+    assert capfd.readouterr().err == ""
+    os.write(2, b"back")
+    assert capfd.readouterr().err == "back"
+    with pytest.raises(UserError):
+        load_public(table, Inputs())
+    assert capfd.readouterr().err, "these images do make libtiff write"
+
+
+@pytest.mark.parametrize(("stage", "heard"), [("records", False), ("sources", True)])
+def test_rule_20_a_library_s_log_line_is_heard_in_public_stages_only(stage, heard, tmp_path):
+    config = raw_config(tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    code = (
+        "import logging, sys; from dpmixmin import __main__; "
+        f"from dpmixmin.stages import {stage} as module; "
+        "module.run = lambda *_: logging.getLogger('library').critical('a value'); "
+        f"sys.exit(__main__.main(['{stage}', '--config', 'config.json']))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "a value\n" * heard)
 
 
 def test_the_nonprivate_optimum_survives_records_that_every_source_finds_impossible():

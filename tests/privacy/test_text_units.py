@@ -198,6 +198,59 @@ def test_rule_25_mail_is_cleaned_alone_before_it_counts(source, tmp_path):
         assert len(load(source(form, rows), least=7)) == len(found) - 6
 
 
+def test_rule_12_a_json_line_without_unit_or_id_is_left_out_never_a_unit_of_its_own(tmp_path):
+    """JSON lines have no schema: a typo must not turn a guarantee per person into one per record."""
+    people = ["ann", "ann", "bob", "bob", None, None]
+    rows = [{"who": who, "id": i, "text": f"letter {i}"} for i, who in enumerate(people)]
+    (tmp_path / "t.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    table = TextFile(kind="text", path=str(tmp_path / "t.jsonl"))
+    with_id = table.model_copy(update={"record_id": "id"})
+    assert load(table).units()[0] == 4, "null is a unit of its own"
+    assert len(load(table, unit="hwo")) == len(load(table.model_copy(update={"record_id": "di"}))) == 0
+
+    def write(rows: list, end: str = "") -> None:
+        (tmp_path / "t.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows) + end)
+
+    lacking = [{"text": "no id", "who": "ann"}, {"text": "no unit", "id": 9}, {"text": "neither"}, "text", [1], {}]
+    for chosen, unit, kept in ((table, "who", 7), (with_id, "who", 6), (with_id, "record", 7), (table, "record", 13)):
+        before = load(chosen, unit=unit)
+        write(rows + lacking, '{"cut')
+        found = load(chosen, unit=unit)
+        write(rows)
+        assert len(found) == kept
+        assert not prepared(before) - prepared(found), "each line is judged alone"
+    assert load(table.model_copy(update={"column": "body"})).text == [""] * 6
+
+
+SAME = [
+    ["7", "7.0", '"7"', "7e0", "70e-1"],
+    ["0", "-0.0", "-0"],
+    ["7.5", '"7.5"', "75e-1"],
+    ["true", '"true"'],
+    ['{"a": 1, "b": 2}', '{"b": 2,"a":1}'],
+    ["[7]", "[ 7 ]"],
+    ["1e400", "Infinity"],
+]
+OTHERS = ['" 7"', '"07"', '"Ann"', '"ann"', "[7.0]", '""', "[" * 900 + "]" * 900]
+
+
+@pytest.mark.parametrize("key", ["unit", "id"])
+def test_rule_12_values_of_json_lines_are_compared_as_text(key, tmp_path):
+    """7, 7.0 and "7" are one person; what is not unified is told in docs/sharp_edges.md."""
+    spellings = [*[value for group in SAME for value in group], *OTHERS]
+    (tmp_path / "t.jsonl").write_text("".join(f'{{"text": "a", "key": {value}}}\n' for value in spellings))
+    table = TextFile(kind="text", path=str(tmp_path / "t.jsonl"), record_id="key" if key == "id" else None)
+    found = load(table, unit="record" if key == "id" else "key")
+    assert sorted(Counter(found.unit.tolist()).values()) == sorted([*map(len, SAME), *[1] * len(OTHERS)])
+
+
+def test_json_rows_without_an_id_share_one_as_in_other_formats(source):
+    rows = [{"who": who, "text": f"letter {i}"} for i, who in enumerate(["ann", None, None, "nan"])]
+    for form in TABLES:
+        table = source(form, rows).model_copy(update={"record_id": "who"})
+        assert sorted(Counter(load(table, unit="record").unit.tolist()).values()) == [1, 1, 2]
+
+
 def test_rule_20_addresses_and_names_never_leave_the_loader(source):
     for form in FORMS:
         found = load(source(form, letters())).to_arrow()
@@ -225,6 +278,7 @@ def test_rule_11_whatever_deals_units_anew_gives_the_partition_another_name():
         name(text()),
         name(text(), unit="who"),
         name(text("a.jsonl")),
+        name(text("a.parquet")),
         name(text(column="body")),
         name(text(record_id="id")),
         name(text(record_id="nr")),
@@ -240,10 +294,11 @@ def test_rule_11_whatever_deals_units_anew_gives_the_partition_another_name():
         name(images(table="t.csv", record_id="id")),
     ]
     assert len(set(names)) == len(names)
+    assert name(text("a.json")) == name(text("a.jsonl")), "one reader"
     assert name(text("b.csv")) == name(text(licence="none")) == names[0]
-    assert name(Maildir(kind="maildir", path="n", min_characters=5, folders=("sent",))) == names[8]
-    assert name(HubText(kind="hub", name="b", rows=5)) == names[6]
-    assert "mail-v1" in names[8]
+    assert name(Maildir(kind="maildir", path="n", min_characters=5, folders=("sent",))) == names[9]
+    assert name(HubText(kind="hub", name="b", rows=5)) == names[7]
+    assert "mail-v1" in names[9]
 
 
 def test_open_part_gives_texts_by_unit(source, tmp_path, ledger, monkeypatch):

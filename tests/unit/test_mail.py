@@ -1,5 +1,6 @@
 """Mail: what a sender wrote is kept, by rules about one message; a message that cannot be read says nothing."""
 
+import email
 import hashlib
 import hmac
 import json
@@ -214,11 +215,41 @@ def test_the_time_of_a_message_grows_with_its_size_alone():
         "wrote: ",
         "05/14/2001 03:25 \n",
         "- ",
+        "- -",
+        "1/1/11 ",
+        "said ",
+        "= ",
+        "</script ",
+        "&#9",
+        "</p ",
+        "URL: x\n",
+        "--\t",
     ):
         body = worst * (300_000 // len(worst))
         for kind in ("text/plain", "text/html"):
             mail.parse(message(body, Content_Type=kind))
     assert time.process_time() - start < 20
+
+
+WORST_HEADERS = ["a" * 100_000, "<" + "@" * 100_000, "<a@b" + " " * 100_000, '"' + ";" * 100_000, "\xe9@" * 50_000]
+
+
+@pytest.mark.parametrize("value", WORST_HEADERS, ids=range(len(WORST_HEADERS)))
+def test_headers_are_cut_to_a_public_length_before_anything_is_searched_in_them(value):
+    """The patterns, and those of the parser, take the square of a length: minutes of these messages."""
+    for name in ("Content-Type", "Content-Disposition", "Auto-Submitted"):
+        shown = f"multipart/mixed; {value}" if name == "Content-Type" else f"no; {value}"
+        found = email.message_from_bytes(message(**{name.replace("-", "_"): shown}), policy=mail._CUT)
+        assert len(str(found[name])) <= mail._MOST_OF_A_HEADER
+        mail.parse(message(**{name.replace("-", "_"): shown}))
+    assert mail.parse(message(From=f"{value} <ann@mail.example>")) == mail.Mail(None, ""), "never half an address"
+
+
+def test_a_long_header_that_says_nothing_of_the_sender_changes_nothing():
+    to = ",\n ".join(f"someone{i}@mail.example" for i in range(5000))
+    assert mail.parse(message(To=to)) == mail.Mail("ann@mail.example", OWN)
+    name = "A" * (mail._MOST_OF_A_HEADER - 30)
+    assert mail.parse(message(From=f"{name} <ann@mail.example>")) == mail.Mail("ann@mail.example", OWN)
 
 
 # -- folders --------------------------------------------------------------------------------------------------

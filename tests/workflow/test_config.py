@@ -7,11 +7,14 @@ import json
 import pytest
 import yaml
 from checkout import ROOT, Checkout
+from deployment import raw_config, raw_text_config
 
 from dpmixmin import config as config_module
 from dpmixmin.config import load, validate
+from dpmixmin.data import texts
 from dpmixmin.errors import UserError
 from dpmixmin.explain import model_in
+from dpmixmin.table_sections import TextFile
 
 CONFIGS = sorted((ROOT / "config").rglob("*.yaml"))
 
@@ -81,6 +84,84 @@ def test_a_mistake_is_one_line_that_names_key_value_and_fix(break_it, message):
     assert message in text
     assert text.startswith("my.yaml: ")
     assert "\n" not in text
+
+
+TEXT_MISTAKES = [
+    ({"private__table__rows": 5}, "private.table.rows is for public tables"),
+    (
+        {"private__table__path": "letters.txt"},
+        "private.table.path: letters.txt is of no known form; use .jsonl, .json",
+    ),
+    ({"public__texts__letters__path": "a.jsonl.gz"}, "public.texts.letters.path: a.jsonl.gz is of no known form"),
+    ({"private__unit": "record", "private__min_records_per_unit": 2}, "private.min_records_per_unit: with `unit: rec"),
+]
+
+
+@pytest.mark.parametrize(("changes", "message"), TEXT_MISTAKES, ids=[message[:40] for _, message in TEXT_MISTAKES])
+def test_a_mistake_about_texts_is_one_line_too(changes, message, tmp_path):
+    with pytest.raises(UserError) as caught:
+        validate(raw_text_config(tmp_path, **changes))
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_records_cannot_have_too_few_records_in_labelled_tables_either(tmp_path):
+    with pytest.raises(UserError, match="min_records_per_unit"):
+        validate(raw_config(tmp_path, private__unit="record", private__min_records_per_unit=2))
+
+
+def test_the_suffixes_of_the_config_are_those_that_the_loader_reads(tmp_path):
+    for suffix in (*config_module.TEXT_SUFFIXES, ".txt"):
+        path = tmp_path / f"t{suffix}"
+        path.write_text('{"text": "a"}')
+        try:
+            texts.read_public(TextFile(kind="text", path=str(path)), 10)
+            read = True
+        except UserError as error:
+            read = "unknown suffix" not in str(error)
+        assert read == (suffix != ".txt")
+
+
+HERE = "the folder of the test"
+SHARED = [
+    ({"kind": "hub", "name": "owner/mail"}, {"kind": "hub", "name": "owner/mail"}, True),
+    (
+        {"kind": "hub", "name": "owner/mail", "split": "a", "revision": "1"},
+        {"kind": "hub", "name": "owner/mail"},
+        True,
+    ),
+    ({"kind": "hub", "name": "Owner/Mail"}, {"kind": "hub", "name": "owner/mail", "subset": "en"}, True),
+    ({"kind": "hub", "name": "a/mail", "subset": "de"}, {"kind": "hub", "name": "a/mail", "subset": "en"}, False),
+    ({"kind": "hub", "name": "owner/mails"}, {"kind": "hub", "name": "owner/mail"}, False),
+    ({"kind": "hub", "name": "data/saved"}, {"kind": "hub", "name": "./data/saved", "split": "test"}, True),
+    ({"kind": "hub", "name": "data/saved"}, {"kind": "hub", "name": HERE + "/data/saved"}, True),
+    ({"kind": "text", "path": "data/saved/x.jsonl"}, {"kind": "hub", "name": "data/saved"}, True),
+    ({"kind": "text", "path": "data/saved2/x.jsonl"}, {"kind": "hub", "name": "data/saved"}, False),
+    ({"kind": "text", "path": "./data/../data/x.jsonl"}, {"kind": "text", "path": "data/x.jsonl"}, True),
+    ({"kind": "text", "path": "link/x.jsonl"}, {"kind": "text", "path": "data/x.jsonl"}, True),
+    ({"kind": "text", "path": "link/ann/sent/1.json"}, {"kind": "maildir", "path": "data/"}, True),
+    ({"kind": "text", "path": "datum/x.jsonl"}, {"kind": "maildir", "path": "data"}, False),
+    ({"kind": "hub", "name": "./data"}, {"kind": "text", "path": "data/x.jsonl"}, True),
+    ({"kind": "text", "path": "x.jsonl"}, {"kind": "maildir", "path": "/"}, True),
+    ({"kind": "packaged", "domain": "kjv"}, {"kind": "spam_assassin"}, False),
+]
+
+
+@pytest.mark.parametrize(("public", "private", "shared"), SHARED)
+def test_a_deployment_s_file_is_either_public_or_sensitive(public, private, shared, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "data/saved").mkdir(parents=True)
+    (tmp_path / "link").symlink_to("data")
+    private = {key: value.replace(HERE, str(tmp_path)) for key, value in private.items()}
+    unit = {"maildir": "user", "spam_assassin": "sender"}.get(private["kind"], "patient")
+    raw = raw_text_config(
+        tmp_path, public__texts__letters=public, private__table=private, private__unit=unit, mode="deploy"
+    )
+    if not shared:
+        validate(raw)
+        return
+    with pytest.raises(UserError, match=r"is also private\.table; a file is either public or sensitive"):
+        validate(raw)
 
 
 def test_snakemake_shows_a_config_mistake_in_one_line(tmp_path):

@@ -2,7 +2,7 @@
 
 Each image is decoded alone and resized; its pixels become values from 0 to 255, channel by channel, row by row.
 Nothing but the file and the config decides about them. A PUBLIC image that cannot be read is an error that names it; a
-PRIVATE one is a row of NaN, which contributes zero later (docs/rules.md, rule 6).
+PRIVATE one is a row of NaN, which contributes zero later (docs/rules.md, rule 6), and no decoder may tell (rule 20).
 
 A record without an id column is identified by the bytes of its file, its labels and its unit: the version of the
 decoder, the size and the file's name deal nobody anew.
@@ -10,7 +10,9 @@ decoder, the size and the file's name deal nobody anew.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import os
 import warnings
 from collections.abc import Iterator
 from io import BytesIO
@@ -51,7 +53,8 @@ def read(table: ImageTable, unit_column: str | None, *, public: bool) -> Raw:
     content = []
     for i, row in enumerate(rows):
         data = _bytes(folder, row[table.file])
-        pixels = _pixels(data, table)
+        with contextlib.nullcontext() if public else _no_standard_error():
+            pixels = _pixels(data, table)
         if pixels is not None:
             features[i] = pixels
         elif public:
@@ -106,6 +109,20 @@ def _bytes(folder: Path, name: str | None) -> bytes:
         return (folder / place).read_bytes()
     except (OSError, ValueError):  # ValueError: a name that no file can have
         return b""
+
+
+@contextlib.contextmanager
+def _no_standard_error() -> Iterator[None]:
+    """Send the process's standard error to nowhere: decoders in C (libtiff) write there what they think of a file."""
+    kept = os.dup(2)
+    try:
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, 2)
+        os.close(nowhere)
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
 
 
 def _pixels(data: bytes, table: ImageTable) -> np.ndarray | None:

@@ -19,6 +19,7 @@ import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from email.message import Message
+from email.policy import Compat32
 from pathlib import Path
 
 from dpmixmin.data.text_records import RawTexts
@@ -30,6 +31,8 @@ UNITS = {"maildir": "user", "spam_assassin": "sender"}
 
 _MOST_BYTES = 1_000_000
 """What is read of a message: attachments beyond it do not cost time."""
+_MOST_OF_A_HEADER = 2000
+"""Characters that are read of a header: searching an address, or the parameters of a type, takes its square."""
 
 
 @dataclass(frozen=True)
@@ -84,11 +87,27 @@ def read_spam_assassin(table: SpamAssassin, folder: Path) -> RawTexts:
 def parse(raw: bytes) -> Mail:
     """Read and clean one message; one that cannot be read, or that a machine sent, has no text."""
     try:
-        message = email.message_from_bytes(raw[:_MOST_BYTES])
+        message = email.message_from_bytes(raw[:_MOST_BYTES], policy=_CUT)
         body = _body(message)
         return Mail(_sender(message), "" if _automated(message, body) else clean(body))
     except Exception:  # the parser of private bytes: whatever it trips over, the message says nothing
         return Mail(None, "")
+
+
+class _CutHeaders(Compat32):
+    """The parser's usual policy, with headers that are cut as they are read: the parser looks into some itself.
+
+    A From header is never cut but an error, so that the message says nothing: half of it may name somebody else.
+    """
+
+    def header_source_parse(self, sourcelines: list[str]) -> tuple[str, str]:
+        name, value = super().header_source_parse(sourcelines)
+        if len(value) > _MOST_OF_A_HEADER and name.lower() == "from":
+            raise ValueError("a From header that is too long")
+        return name, value[:_MOST_OF_A_HEADER]
+
+
+_CUT = _CutHeaders()
 
 
 def _kept(found: Iterable[tuple[bytes, str | None, Mail]], min_characters: int) -> RawTexts:

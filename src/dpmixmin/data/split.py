@@ -55,6 +55,10 @@ def _rule(private: Private) -> str:
     return f"unit={private.unit}/ids={id_rule(private)}"
 
 
+_TEXT_IDS = {"jsonl": "json-v2", "json": "json-v2"}
+"""JSON lines, whose values count as text (data/texts.py); in version 1 their JSON types were part of an id."""
+
+
 def id_rule(private: Private) -> str:
     """Name the rule that makes ids: another column, or content of other columns, deals every unit anew.
 
@@ -68,7 +72,8 @@ def id_rule(private: Private) -> str:
         return f"mail-v1/{table.kind}"
     form = "" if table.kind == "parquet" else f"/{table.kind}"
     if table.kind == "text":
-        form = f"/{Path(table.path).suffix.removeprefix('.')}"
+        suffix = Path(table.path).suffix.removeprefix(".")
+        form = f"/{_TEXT_IDS.get(suffix, suffix)}"
     if table.record_id is not None:
         return f"column-{table.record_id}{form}"
     if table.kind in ("text", "hub"):

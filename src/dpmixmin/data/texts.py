@@ -2,15 +2,19 @@
 
 Every transformation here is a function of ONE record and public constants (docs/rules.md, rule 25). For PUBLIC data a
 row without text is an error, and equal texts are kept once. For PRIVATE data only the schema is an error: what is no
-text becomes the empty text, which has no tokens and contributes zero later (rule 6). JSON lines have no schema, so a
-private line without the column is an empty text too.
+text becomes the empty text, which has no tokens and contributes zero later (rule 6).
+
+JSON lines have neither schema nor types. So a private line without the text column is an empty text too; but one
+without the configured unit or id column is LEFT OUT, because a guess would break the guarantee: with a mistyped unit,
+every record would be a unit of its own. And the values of these two columns are compared as text, so that 7, 7.0 and
+"7" are one person (:func:`_json_id`).
 """
 
 from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -126,20 +130,31 @@ def _read(private: Private) -> RawTexts:
             "private.table.rows is for public tables: a unit's records must not depend on others; remove it"
         )
     unit = None if private.unit == "record" else private.unit
-    wanted = list(dict.fromkeys(name for name in (table.column, table.record_id, unit) if name))
-    rows = list(itertools.islice(_rows(table, wanted), table.rows))
+    ids = [name for name in (table.record_id, unit) if name]
+    rows = list(itertools.islice(_rows(table, [table.column, *ids], ids), table.rows))
+    as_id = _json_id if isinstance(table, TextFile) and Path(table.path).suffix in _JSON_LINES else lambda value: value
     return RawTexts(
         [row[table.column] for row in rows],
-        [row[unit] for row in rows] if unit else None,
-        [row[table.record_id] for row in rows] if table.record_id else None,
+        [as_id(row[unit]) for row in rows] if unit else None,
+        [as_id(row[table.record_id]) for row in rows] if table.record_id else None,
     )
 
 
 # -- formats --------------------------------------------------------------------------------------------------
 
 
-def _rows(source: TextFile | HubText, wanted: list[str]) -> Iterator[_Row]:
-    """Read a table row by row: the wanted columns, None where a row has no value that can be read."""
+_JSON_LINES = (".jsonl", ".json")
+
+
+def _rows(source: TextFile | HubText, wanted: list[str], ids: Iterable[str] = ()) -> Iterator[_Row]:
+    """Read a table row by row: the wanted columns, None where a row has no value that can be read.
+
+    Args:
+        source: the table.
+        wanted: the columns; a format with a schema must have them all.
+        ids: those without which a JSON line is left out.
+    """
+    wanted = list(dict.fromkeys(wanted))
     if isinstance(source, HubText):
         return _hub_rows(source, wanted)
     path = fetch.resolve(source.path)
@@ -148,24 +163,46 @@ def _rows(source: TextFile | HubText, wanted: list[str]) -> Iterator[_Row]:
     if path.suffix == ".csv":
         # An empty field of a CSV is how it says that there is no value.
         return ({name: value or None for name, value in row.items()} for row in csv_rows(path, wanted))
-    if path.suffix in (".jsonl", ".json"):
-        return _json_rows(path, wanted)
+    if path.suffix in _JSON_LINES:
+        return _json_rows(path, wanted, ids)
     raise UserError(f"{path}: unknown suffix `{path.suffix}`; use .jsonl, .csv or .parquet")
 
 
-def _json_rows(path: Path, wanted: list[str]) -> Iterator[_Row]:
+def _json_rows(path: Path, wanted: list[str], ids: Iterable[str]) -> Iterator[_Row]:
     with open(path, "rb") as lines:
         for line in lines:
             if line.strip():
-                yield _json_row(line, wanted)
+                found = _json_object(line)
+                if all(name in found for name in ids):
+                    yield {name: found.get(name) for name in wanted}
 
 
-def _json_row(line: bytes, wanted: list[str]) -> _Row:
+def _json_object(line: bytes) -> _Row:
+    """Return a line's object; one without keys where there is none."""
     try:
         found = json.loads(line.decode("utf-8-sig"))
     except (ValueError, RecursionError):
         found = None
-    return {name: found.get(name) if isinstance(found, dict) else None for name in wanted}
+    return found if isinstance(found, dict) else {}
+
+
+def _json_id(value: object) -> str | None:
+    """Return the text that stands for a unit or record id of a JSON line; None for null and NaN.
+
+    Text is itself, and a number is written as an integer if it is one: 7, 7.0, 7e0 and "7" are one id. true, false,
+    lists and objects are their JSON text with sorted keys. Where two spellings meet that the owner meant to differ,
+    two people are protected as one, which is safe; one person under two ids is not.
+    """
+    if value is None or value != value:
+        return None
+    if isinstance(value, str):
+        return value
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    try:
+        return json.dumps(value, sort_keys=True)
+    except RecursionError:  # nested as deep as the reader just bears
+        return "too deep"
 
 
 def _arrow_rows(table: pa.Table, wanted: list[str], column: str, where: str) -> Iterator[_Row]:
