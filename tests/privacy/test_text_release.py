@@ -30,7 +30,7 @@ from safetensors.numpy import load, save
 
 from dpmixmin import artifacts, evaluation
 from dpmixmin.config import PLACES, validate
-from dpmixmin.data import tokenizer
+from dpmixmin.data import corpora, tokenizer
 from dpmixmin.data.split import partition, partition_name
 from dpmixmin.data.text_records import TextRecords
 from dpmixmin.errors import UserError
@@ -406,7 +406,7 @@ def write_private_tables(config, ledger: Ledger, paths: Paths, units: int = 800)
     members = pa.table({"unit": names.tolist(), "part": ["test"] * units})
     wanted = partition(ledger.keys, config.private, 0)
     for folder, name, table, made in (
-        (paths.records(), "records", records, {"ids": wanted.ids}),
+        (paths.records(), "records", records, {"ids": wanted.ids, **corpora.made_with(paths)}),
         (paths.split(0), "split", members, {"ids": wanted.ids, "partition": wanted.name}),
     ):
         manifest = artifacts.manifest("test", config={}, code="c", parents=[], private=True, partition=made)
