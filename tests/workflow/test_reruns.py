@@ -74,7 +74,7 @@ def test_an_edit_reruns_the_stages_that_use_the_module_and_no_others(copy, file,
 def test_editing_a_mechanism_recomputes_it_as_a_new_entry(copy):
     """Study mode: the code is part of the store key, so an edit is a new release with fresh noise."""
     before = copy.files("released")
-    copy.edit("src/dpmixmin/mixing/learners.py", "    k = gradients.p.shape[1]", "    k = int(gradients.p.shape[1])")
+    copy.edit("src/dpmixmin/mixing/learners.py", "    k = gradients.table.k", "    k = int(gradients.table.k)")
     events = len(copy.ledger_events())
     copy.snakemake("mixtures", "-c2")
     new = copy.ledger_events()[events:]
