@@ -13,6 +13,7 @@ Tables are sorted by (unit, record), so their order says nothing about the sourc
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Self
 
 import numpy as np
 import pyarrow as pa
@@ -23,8 +24,31 @@ from dpmixmin.privacy import subsample
 from dpmixmin.sections import LabelRule
 
 
+class OfUnits:
+    """What tables of records share, labelled or text: order, units, names."""
+
+    record: np.ndarray
+    unit: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.record)
+
+    def sorted(self) -> Self:
+        """Return the rows in the order of (unit, record)."""
+        return self.take(np.lexsort((self.record, self.unit)))
+
+    def units(self) -> tuple[int, np.ndarray]:
+        """Return the number of units and each row's unit index, shape (n,), in the order of sorted unit ids."""
+        names, index = np.unique(self.unit, return_inverse=True)
+        return len(names), index
+
+    def names(self) -> np.ndarray:
+        """Return a 64-bit name of each record (uint64): of its unit and id, since ids need be unique within a unit."""
+        return record_names(self.unit, self.record)
+
+
 @dataclass(frozen=True)
-class Records:
+class Records(OfUnits):
     """A record table in memory.
 
     Attributes:
@@ -39,9 +63,6 @@ class Records:
     features: np.ndarray
     labels: dict[str, np.ndarray]
 
-    def __len__(self) -> int:
-        return len(self.record)
-
     def take(self, index: np.ndarray) -> Records:
         """Return the rows that an index array or a mask selects."""
         return Records(
@@ -50,19 +71,6 @@ class Records:
             self.features[index],
             {name: values[index] for name, values in self.labels.items()},
         )
-
-    def sorted(self) -> Records:
-        """Return the rows in the order of (unit, record)."""
-        return self.take(np.lexsort((self.record, self.unit)))
-
-    def units(self) -> tuple[int, np.ndarray]:
-        """Return the number of units and each row's unit index, shape (n,), in the order of sorted unit ids."""
-        names, index = np.unique(self.unit, return_inverse=True)
-        return len(names), index
-
-    def names(self) -> np.ndarray:
-        """Return a 64-bit name of each record (uint64): of its unit and id, since ids need be unique within a unit."""
-        return record_names(self.unit, self.record)
 
     def counts(self, max_records_per_unit: int) -> dict[str, int | dict[str, int]]:
         """Count what an owner wants to know of the table: raw private data, for ``private/`` only.

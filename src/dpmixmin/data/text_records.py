@@ -18,7 +18,7 @@ from itertools import pairwise
 import numpy as np
 import pyarrow as pa
 
-from dpmixmin.data.records import record_names, strings
+from dpmixmin.data.records import OfUnits, strings
 
 SCHEMA = pa.schema(
     [("record", pa.string()), ("unit", pa.string()), ("text", pa.string()), ("tokens", pa.list_(pa.int32()))]
@@ -44,7 +44,7 @@ class RawTexts:
 
 
 @dataclass(frozen=True)
-class TextRecords:
+class TextRecords(OfUnits):
     """A table of texts in memory.
 
     Attributes:
@@ -59,9 +59,6 @@ class TextRecords:
     text: list[str]
     tokens: list[np.ndarray]
 
-    def __len__(self) -> int:
-        return len(self.record)
-
     def take(self, index: np.ndarray) -> TextRecords:
         """Return the rows that an index array or a mask selects."""
         index = np.asarray(index)
@@ -70,19 +67,6 @@ class TextRecords:
         return TextRecords(
             self.record[rows], self.unit[rows], [self.text[i] for i in chosen], [self.tokens[i] for i in chosen]
         )
-
-    def sorted(self) -> TextRecords:
-        """Return the rows in the order of (unit, record)."""
-        return self.take(np.lexsort((self.record, self.unit)))
-
-    def units(self) -> tuple[int, np.ndarray]:
-        """Return the number of units and each row's unit index, shape (n,), in the order of sorted unit ids."""
-        names, index = np.unique(self.unit, return_inverse=True)
-        return len(names), index
-
-    def names(self) -> np.ndarray:
-        """Return a 64-bit name of each record (uint64): of its unit and id, since ids need be unique within a unit."""
-        return record_names(self.unit, self.record)
 
     def counts(self, max_records_per_unit: int) -> dict[str, int | dict[str, int]]:
         """Count what an owner wants to know of the table: raw private data, for ``private/`` only.
