@@ -44,7 +44,7 @@ deploy: install ## Run the demo's chain as its owner would: a cap, a charged eva
 	@echo && $(BIN)/python -m dpmixmin budget --config config/examples/digits_deploy.yaml
 	@echo && $(BIN)/python -m dpmixmin verify results/digits_deploy/released/bundle
 
-mail: install ## Language models on real mail: mixture, pretraining, user-level DP fine-tuning (about 30 minutes)
+mail: install ## Language models on real mail: mixture, pretraining, user-level DP fine-tuning (about 21 minutes)
 	$(call run-experiment,config/examples/mail.yaml)
 	@echo && cat results/mail/study/report/summary.txt
 

@@ -138,6 +138,28 @@ def test_weights_of_another_tokenizer_are_refused(mail, tmp_path):
         assert "Traceback" not in done.stderr
 
 
+def test_a_deployment_ends_in_a_bundle_that_verifies(tmp_path):
+    made = Checkout.fresh(tmp_path / "checkout")
+    config = "config/test_mail_deploy.yaml"
+    made.edit(config, "~/.dpmixmin/test-ledger", str(tmp_path / "ledger"))
+    made.snakemake("all", "-c2", config=config)
+    bundle = made.path / "results/mini_mail_deploy/released/bundle"
+    done = subprocess.run(
+        [sys.executable, "-m", "dpmixmin", "verify", str(bundle)],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(made.path / "src")},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "verified:" in done.stdout
+    statement = json.loads((bundle / "statement.json").read_text())
+    assert statement["privacy"]["guarantee"]["unit"] == "sender"
+    assert not (made.path / "results/mini_mail_deploy/study").exists()
+    assert {"model.safetensors", "tokenizer.json", "config.json", "README.md"} <= {p.name for p in bundle.iterdir()}
+
+
 # -- a user's own texts ---------------------------------------------------------------------------------------
 
 
