@@ -447,3 +447,9 @@ def test_report_loads_neither_torch_nor_matplotlib_for_tables():
     code = "import sys, dpmixmin.stages.report; print([m for m in ('torch', 'matplotlib') if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize("composition", ["parallel", "sequential"])
+def test_the_page_says_who_fine_tunes_on_the_mixing_part_only_where_it_is_a_part_of_its_own(demo, composition):
+    text = text_of(page_and_text(make_rows(), demo, make_config(privacy={"composition": composition})))
+    assert ("fine-tune on the records of the mixing part too" in text) == (composition == "parallel")

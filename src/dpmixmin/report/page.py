@@ -127,7 +127,8 @@ def _scores_note(measured: Measurements) -> str:
     text = "Test AUC, mean ± standard deviation over n seeds; bold: the highest mean, the non-private method left out."
     if "dp_mixmin" in measured.methods:
         text += " Before fine-tuning only DP-MixMin depends on ε."
-        text += " All methods but DP-MixMin fine-tune on the records of the mixing part too."
+        if measured.config.privacy.composition == "parallel":
+            text += " All methods but DP-MixMin fine-tune on the records of the mixing part too."
     text += " A macro row averages over the tasks that all methods measured at this ε have"
     sets = []
     for e in measured.epsilons:
