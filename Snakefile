@@ -22,6 +22,7 @@ include: "workflow/rules/sources.smk"
 include: "workflow/rules/private.smk"
 include: "workflow/rules/proxy.smk"
 include: "workflow/rules/tune.smk"
+include: "workflow/rules/audit.smk"
 include: "workflow/rules/mix.smk"
 include: "workflow/rules/pretrain.smk"
 include: "workflow/rules/finetune.smk"
@@ -51,6 +52,7 @@ localrules:
     mixtures,
     pretrained,
     finetuned,
+    audits,
     fetch,
     budget,
     release,
@@ -62,6 +64,7 @@ rule all:
         TARGETS["mixtures"],
         TARGETS["pretrained"],
         TARGETS["finetuned"],
+        TARGETS["audits"],
         TARGETS["evaluation"] if CONFIG.mode == "deploy" else TARGETS["report"],
         TARGETS["bundle"],
     message:
@@ -122,6 +125,13 @@ rule finetuned:
         TARGETS["finetuned"],
     message:
         "Done: finetuned."
+
+
+rule audits:
+    input:
+        TARGETS["audits"],
+    message:
+        "Done: audits."
 
 
 if CONFIG.mode == "deploy":

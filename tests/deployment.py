@@ -59,6 +59,7 @@ def raw_config(home: Path, **changes) -> dict:
         "privacy": {"epsilons": [1], "delta": 1e-5},
         "mixture": {"settings": MIXTURE},
         "finetune": {"settings": FINETUNE},
+        "audit": "none",
     }  # fmt: skip
     return changed(values, changes)
 

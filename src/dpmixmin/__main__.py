@@ -43,6 +43,12 @@ STAGES = {
     "text_finetune": "fine-tune a GPT-2 privately (mechanism 2)",
     "text_evaluate": "measure language models on the test part (study)",
     "text_evaluate_private": "measure a language model on the test part, charged (deploy)",
+    "audit_mixture": "attack the mixture of a task (study; deploy: on public stand-ins)",
+    "audit_training": "attack the fine-tuning of a method (study; deploy: on public stand-ins)",
+    "audit_membership": "membership inference on the models of a task (study)",
+    "audit_replay": "replay the mechanisms on neighbours (study; deploy: on public stand-ins)",
+    "audit_summary": "put claims, bounds, controls and power in one table",
+    "audit_gate": "fail if an audit refuted a claim",
     "report": "tables, figures and the page (study)",
     "budget": "show what was spent on the dataset, and what is left",
     "release": "write the bundle of a deployment's chain",
@@ -50,7 +56,8 @@ STAGES = {
     "schema": "print the config's JSON schema",
 }
 _READ_RECORDS = {"records", "predict", "finetune", "evaluate", "evaluate_private"}
-PRIVATE_STAGES = {"split", "mix", *_READ_RECORDS, *(f"text_{stage}" for stage in _READ_RECORDS)}
+_AUDITS = {"audit_mixture", "audit_training", "audit_membership", "audit_replay"}
+PRIVATE_STAGES = {"split", "mix", *_READ_RECORDS, *(f"text_{stage}" for stage in _READ_RECORDS), *_AUDITS}
 
 WITHOUT_CONFIG = {"verify"}
 """Stages that a third party runs, with nothing but what it was given."""

@@ -101,6 +101,56 @@ def finetuned_behind(config: Config, cell: Cell) -> Cell:
     return select(cells_of(config), stage="finetuned", task=cell.task, method=cell.method, seed=cell.seed)[0]
 
 
+def audited_mixtures(config: Config) -> list[Cell]:
+    """Return the mixture cells whose mechanism is audited: one a task and epsilon (a seed changes no parameter)."""
+    if config.audit.gate == "none":
+        return []
+    cells = select(cells_of(config), stage="mixture", method="dp_mixmin", seed=config.seeds[0])
+    return [cell for cell in cells if not config.audit.tasks or cell.task in config.audit.tasks]
+
+
+def audited_trainings(config: Config) -> list[Cell]:
+    """Return the fine-tuned cells whose mechanism is audited: one a method and epsilon (settings differ by method)."""
+    if config.audit.gate == "none" or config.audit.canaries == 0:
+        return []
+    methods = config.audit.methods or ("dp_mixmin" if "dp_mixmin" in config.methods else config.methods[0],)
+    found: dict[tuple, Cell] = {}
+    for cell in select(cells_of(config), stage="finetuned", mechanism=config.finetune.mechanism):
+        if cell.method in methods:
+            found.setdefault((cell.method, cell.epsilon), cell)
+    return list(found.values())
+
+
+def audits_room(config: Config) -> str:
+    """Return the room of audits: a deployment's read public data alone, a study's are measurements."""
+    return PUBLIC if config.mode == "deploy" else STUDY
+
+
+def audit_folders(config: Config, paths: Paths) -> list[str]:
+    """Return the folders of every audit of a run, in the order of their table."""
+    if config.audit.gate == "none":
+        return []
+    room = audits_room(config)
+    found = [paths.audit(room, "mixture", task=cell.task, eps=cell.epsilon) for cell in audited_mixtures(config)]
+    found += [
+        paths.audit(room, "training", task=cell.task, method=cell.method, eps=cell.epsilon)
+        for cell in audited_trainings(config)
+    ]
+    return [
+        *found,
+        paths.audit(room, "replay"),
+        *(paths.audit(STUDY, "membership", task=task) for task in attacked_tasks(config)),
+    ]
+
+
+def attacked_tasks(config: Config) -> list[str]:
+    """Return the tasks whose fine-tuned models a study attacks by membership inference."""
+    if config.mode == "deploy" or config.audit.gate == "none":
+        return []
+    finetuned = {cell.task for cell in cells_of(config) if cell.stage == "finetuned"}
+    return [task for task in config.task_names if task in finetuned]
+
+
 def mixing_parts(config: Config) -> tuple[str, ...]:
     """Return the parts that the private mixture learns on: one of its own, or all of train where budgets are split."""
     return ("finetune", "mixing") if config.privacy.composition == "sequential" else ("mixing",)

@@ -16,6 +16,7 @@ from dpmixmin.paths import ROOMS, slug
 from dpmixmin.section import Model, Name, Seed
 from dpmixmin.sections import (
     USUAL,
+    Audit,
     Evaluation,
     Finetune,
     FinetuneBlock,
@@ -70,6 +71,7 @@ class Config(Model):
     pretrain: Network = Field(default_factory=Network, description="The downstream model and its pretraining.")
     finetune: Finetune = Field(default_factory=Finetune, description="Mechanism 2.")
     evaluation: Evaluation = Field(default_factory=Evaluation, description="Charged evaluation (deploy).")
+    audit: Audit = Field(default_factory=Audit, description="Audits: attacks on every claim, and the gate they make.")
     tune: Tune = Field(default_factory=Tune, description="Choosing settings on public stand-ins.")
     threads: int = Field(1, ge=1, le=256, description="Threads of each training job.")
 
@@ -122,6 +124,10 @@ class Config(Model):
                 unknown = [value for value in chosen if value not in allowed]
                 if unknown:
                     raise ValueError(f"finetune.grid names {unknown[0]}, which is not in {key}: add it there")
+        audited = (self.audit.tasks, self.task_names, "tasks"), (self.audit.methods, self.methods, "methods")
+        for chosen, allowed, key in audited:
+            if unknown := [value for value in chosen if value not in allowed]:
+                raise ValueError(f"audit.{key} names {unknown[0]}, which is not in {key}: add it there, or remove it")
         batches = [self.finetune.settings.batch] if self.finetune.settings else self.tune.finetune.batch
         nominal = self.private.nominal_units * self.private.parts.finetune
         if max(batches) > nominal:
@@ -330,6 +336,7 @@ _TARGET = (
 _MECHANISM = ("mode", *_PRIVATE_DATA, *_STEP, *_TARGET, "privacy.release", "privacy.insecure_seed")
 _SOURCES = ("axes", "public.texts", "text.characters", "text.heldout", "text.missing")
 _PRETRAINED = (*_TEXT, "text.pretrain", "pretrain")
+_AUDITED = (*_MECHANISM, "methods", "tune")
 _TUNING = ("tune", *_SOURCES, "inputs", *_TEXT, *_LIMITS, *_STEP, *_TARGET, "private.parts", "private.unit",
            "privacy.settings_from")  # fmt: skip
 STAGE_KEYS: dict[str, tuple[str, ...]] = {
@@ -348,7 +355,13 @@ STAGE_KEYS: dict[str, tuple[str, ...]] = {
     "evaluate": ("experiment", "inputs", *_PRETRAINED),
     "evaluate_private": (*_MECHANISM, *_PRETRAINED, "evaluation"),
     "release": (*(name for name in Config.model_fields if name not in ("ledger", "threads")), "ledger.cap"),
-    "report": ("experiment", "privacy", "tasks", *_SOURCES, "methods", "mixture.objective", "private.name",
+    "audit_mixture": ("audit", *_AUDITED, *_SOURCES, "mixture"),
+    "audit_training": ("audit", *_AUDITED, *_SOURCES, *_PRETRAINED, "finetune"),
+    "audit_membership": ("audit", "experiment", "inputs", *_PRETRAINED, "private.parts"),
+    "audit_replay": ("audit", *_AUDITED, *_SOURCES, *_PRETRAINED, "mixture", "finetune", "evaluation"),
+    "audit_summary": ("audit", "experiment", "mode", "privacy"),
+    "audit_gate": ("audit", "experiment", "mode", "privacy"),
+    "report": ("experiment", "audit", "privacy", "tasks", *_SOURCES, "methods", "mixture.objective", "private.name",
                "private.unit", "tune.epsilon"),
 }  # fmt: skip
 """The config keys that each stage's output depends on; they are its rule's params and stand in its manifest."""

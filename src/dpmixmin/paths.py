@@ -132,6 +132,14 @@ class Paths:
         """Folder of the non-releasable measurements of one task."""
         return f"{self.base}/study/metrics/task={task}"
 
+    def audit(self, room: str, name: str, *, task: str = "", method: str = "", eps: float | None = None) -> str:
+        """Folder of one audit; in a study in ``study/``, in a deployment (of public stand-ins) in ``public/``."""
+        parts = [f"{self.base}/{room}/audits/{name}"]
+        parts += [f"task={task}"] if task else []
+        parts += [f"method={method}"] if method else []
+        parts += [f"eps={slug(eps)}"] if eps is not None else []
+        return "/".join(parts)
+
     def report(self) -> str:
         """Folder of tables, figures and the page."""
         return f"{self.base}/study/report"

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Literal, get_args
 
-from pydantic import Field, model_validator
+from pydantic import ConfigDict, Field, model_validator
 
 from dpmixmin.section import Epsilon, Model, Name, Seed
 from dpmixmin.table_sections import PrivateTable, Source, Table
@@ -170,6 +170,52 @@ class Evaluation(Model):
         "nats; the logarithm of the vocabulary's size is what guessing costs.",
     )
     bins: int = Field(10, ge=2, le=100, description="Bins of the noisy histogram of predictions behind the AUC.")
+
+
+Gate = Literal["required", "report", "none"]
+
+
+def _or_one_word(schema: dict) -> None:
+    """In the JSON schema, let the section be one word too."""
+    section = dict(schema)
+    schema.clear()
+    schema["anyOf"] = [{"type": "string", "enum": list(get_args(Gate))}, section]
+
+
+class Audit(Model):
+    """Attacks on every claim, by the mechanisms' own code. ``audit: required`` is short for ``{gate: required}``."""
+
+    model_config = ConfigDict(json_schema_extra=_or_one_word)
+
+    gate: Gate = Field(
+        "required",
+        description="required: `all` and `release` fail when an attack shows more than a claim allows, or when the "
+        "strongest canary does not leak without noise; a deployment is audited (on public stand-ins) before it "
+        "spends. report: audits are shown only. none: there are no audits.",
+    )
+    runs: int = Field(
+        2000,
+        ge=20,
+        le=10**6,
+        description="Runs of the mixture per world (with and without the canary); half choose the attack, half count.",
+    )
+    canaries: int = Field(
+        1000,
+        ge=0,
+        le=10**6,
+        description="Canaries in the one fine-tuning run that is audited (at most one a trainable parameter); 0: no "
+        "audit of fine-tuning.",
+    )
+    tasks: tuple[Name, ...] = Field((), description="Tasks whose mixtures are audited; empty: all.")
+    methods: tuple[Method, ...] = Field(
+        (), description="Methods whose fine-tuning is audited; empty: dp_mixmin, or the first where it is not run."
+    )
+    seed: Seed = Field(0, description="Public seed of canaries and of the attacks' choices; noise has none.")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _one_word(cls, value):
+        return {"gate": value} if isinstance(value, str) else value
 
 
 class Network(Model):

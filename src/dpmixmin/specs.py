@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dpmixmin.cells import mixing_parts, nominal_units
+from dpmixmin.cells import Cell, mixing_parts, nominal_units, train_parts
 from dpmixmin.config import Config
 from dpmixmin.privacy.mechanisms import GridGaussian, ModelGaussian, ResponsibilityGaussian
 from dpmixmin.sections import FinetuneSettings, MixtureSettings
@@ -37,6 +37,23 @@ def evaluation_spec(config: Config, epsilon: float) -> GridGaussian:
         unit=config.private.unit,
         adjacency=config.privacy.adjacency,
     )
+
+
+def chain_finetune_spec(
+    config: Config, cell: Cell, settings: FinetuneSettings, mixture: MixtureSettings | None
+) -> ModelGaussian:
+    """Return the spec of a cell's fine-tuning from public settings alone; its run reads them off the chain.
+
+    Args:
+        config: the experiment.
+        cell: the fine-tuned cell.
+        settings: of the fine-tuning.
+        mixture: of the private mixture; needed where it shares epsilon with the fine-tuning.
+    """
+    shares = cell.method == "dp_mixmin" and config.privacy.composition == "sequential"
+    alongside = mixture_spec(config, mixture, cell.epsilon).events() if shares else ()
+    parts = train_parts(config, cell.method)
+    return finetune_spec(config, settings, cell.epsilon, parts, alongside=alongside)
 
 
 def finetune_spec(

@@ -136,9 +136,9 @@ MECHANISMS = (
         5,
         "an empty part gives exact zeros",
         SPECS,
-        "        scale = self.noise_multiplier * 2**self.grid_bits\n",
+        "        return self.add_noise(total, noise) * self.grid\n",
         "        if not len(vectors):\n            return total * self.grid\n"
-        "        scale = self.noise_multiplier * 2**self.grid_bits\n",
+        "        return self.add_noise(total, noise) * self.grid\n",
         (f"{TEST_SPECS}::test_rule_5_and_15_an_empty_part_still_gets_noise_on_the_grid",),
     ),
     Mutant(

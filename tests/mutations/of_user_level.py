@@ -196,8 +196,8 @@ USER_LEVEL = (
         25,
         "the last bits of a unit's vector depend on the number of rows: a matrix product",
         OBJECTIVE,
-        "inner = _over_sources(self.table.p[:, rows] * weights[:, None])",
-        "inner = weights @ self.table.p[:, rows]",
+        "inner = _over_sources(self.table.p[:, rows] * weights)",
+        "inner = weights[:, 0] @ self.table.p[:, rows]",
         (f"{TEST_MIXTURE}::test_rule_25_every_other_users_vector_stays_the_same_to_the_last_bit",),
     ),
     Mutant(

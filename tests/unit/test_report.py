@@ -45,6 +45,7 @@ def make_config(**changes):
         "private": {"name": "mnist_test", "nominal_units": 10000,
                     "table": {"kind": "idx", "images": "e", "labels": "f"}},
         "privacy": {"epsilons": list(EPSILONS)},
+        "audit": "none",
     }  # fmt: skip
     for key, value in changes.items():
         raw[key] = {**raw[key], **value} if isinstance(raw.get(key), dict) else value

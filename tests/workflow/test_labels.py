@@ -103,8 +103,10 @@ def test_mechanism_stages_reserve_and_no_other_stage_may_release():
         assert opens[f"{prefix}evaluate_private"] == {"Mechanism"}
         assert all(opens[f"{prefix}{stage}"] == {"Derive"} for stage in ("records", "predict"))
     assert opens["split"] == {"Derive"}
+    audits = {f"audit_{name}" for name in ("mixture", "training", "membership", "replay")}
+    assert all(opens[stage] == {"Study"} for stage in audits)
     names = {"finetune", "evaluate", "evaluate_private", "records", "predict"}
-    private = {"mix", "split", *names, *(f"text_{name}" for name in names)}
+    private = {"mix", "split", *audits, *names, *(f"text_{name}" for name in names)}
     assert private == PRIVATE_STAGES
     assert all(not opens[stage] for stage in stages - private)
 

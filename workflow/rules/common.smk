@@ -146,7 +146,7 @@ if CONFIG.text:
 else:
     MODEL, CARD, SAMPLED, TOKENIZER = ("model.safetensors",), (), (), []
     SOURCES = [f"{PATHS.source('sources')}/records.parquet"]
-    STANDINS = [f"{PATHS.source('standins')}/records.parquet"]
+    STANDINS = [f"{PATHS.source('standins' if CONFIG.public.standins else 'sources')}/records.parquet"]
     PROXIES = [f"{PATHS.proxy()}/model.safetensors"]
 
 WEIGHTS = ("weights.json", "trajectory.parquet", "privacy.json")
@@ -154,6 +154,9 @@ PRETRAINED = (*MODEL, *CARD, *SAMPLED, "loss.parquet", "privacy.json")
 FINETUNED = (*MODEL, *CARD, "privacy.json")
 EVALUATION = ("metrics.json", "released.json", "privacy.json")
 SETTINGS = ("settings.json", "curve.parquet")
+SUMMARY = ("audits.csv", "table.csv", "audits.txt", "index.html")
+if cells.audited_mixtures(CONFIG):
+    SUMMARY += tuple(f"figure_{name}.{kind}" for name in ("tradeoff", "audit_bounds") for kind in ("svg", "png"))
 FILES = {"mixture": WEIGHTS, "pretrained": PRETRAINED, "finetuned": FINETUNED}
 TUNED_MIXTURE = CONFIG.mixture.settings is None
 TUNED_FINETUNE = CONFIG.finetune.settings is None

@@ -15,6 +15,7 @@ if EVALUATIONS:
             f"{PATHS.records()}/records.parquet",
             [f"{PATHS.split(seed)}/split.parquet" for seed in seeds_of(EVALUATIONS)],
             files_of(folders_of(cells.select(CELLS, stage="finetuned")), *FINETUNED),
+            GATE,
             code=code_of(stage_of("evaluate_private")),
         output:
             TARGETS["evaluation"],

@@ -18,6 +18,7 @@ for (fine_task, fine_method), fine_cells in groups("finetuned").items():
             f"{PATHS.finetune_settings(fine_method)}/settings.json",
             f"{PATHS.records()}/records.parquet",
             [f"{PATHS.split(seed)}/split.parquet" for seed in seeds_of(fine_cells)],
+            GATE,
             code=code_of(stage_of("finetune")),
         output:
             files_of(folders_of(fine_cells), *FINETUNED),

@@ -28,6 +28,7 @@ for (mix_task, mix_method), mix_cells in groups("mixture").items():
                 if mix_method == "dp_mixmin"
                 else []
             ),
+            GATE if mix_method == "dp_mixmin" else [],
             code=code_of("mix"),
         output:
             files_of(folders_of(mix_cells), *WEIGHTS),

@@ -29,6 +29,7 @@ if CONFIG.mode == "deploy":
                 for path in TARGETS[stage]
                 if not path.endswith("manifest.json")
             ],
+            GATE,
             code=code_of("release"),
         output:
             TARGETS["bundle"],

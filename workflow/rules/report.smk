@@ -21,6 +21,7 @@ rule make_report:
     input:
         [f"{PATHS.metrics(task)}/metrics.parquet" for task in CONFIG.task_names],
         [path for path in TARGETS["settings"] if not path.endswith("manifest.json")],
+        [f"{AUDIT_SUMMARY}/{name}" for name in SUMMARY] if TARGETS["audits"] else [],
         code=code_of("report"),
     output:
         TARGETS["report"],

@@ -6,17 +6,43 @@ loss per token (DP-MixMin paper, section 5.2): a long record, cut into windows, 
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import torch
 from torch import nn
 
 from dpmixmin.config import Config
+from dpmixmin.data import tokenizer
 from dpmixmin.data.text_records import TextRecords
 from dpmixmin.finetune.dp_sgd import ClippedSum
+from dpmixmin.models import language, trainable
+from dpmixmin.models.device import best
 from dpmixmin.models.language import next_token_loss, windows
 
 
-def text_sums(model: nn.Module, records: TextRecords, end_of_text: int, config: Config) -> ClippedSum:
+def pretrained_sums(
+    config: Config, records: TextRecords, folder: str, make: Callable[..., ClippedSum] = ClippedSum
+) -> ClippedSum:
+    """Return the sums of clipped unit gradients of a pretrained model.
+
+    Args:
+        config: context, what is trainable, records per step, physical batch.
+        records: in the order of (unit, record), with the tokens of the model's tokenizer.
+        folder: of the pretrained model and its tokenizer.
+        make: the class, or what stands for it in an audit.
+    """
+    model = trainable.choose(language.load(folder), config.finetune.trainable).to(best())
+    return text_sums(model, records, tokenizer.end_of_text(tokenizer.load(folder)), config, make)
+
+
+def text_sums(
+    model: nn.Module,
+    records: TextRecords,
+    end_of_text: int,
+    config: Config,
+    make: Callable[..., ClippedSum] = ClippedSum,
+) -> ClippedSum:
     """Return the sums of clipped unit gradients of a language model.
 
     Args:
@@ -24,12 +50,13 @@ def text_sums(model: nn.Module, records: TextRecords, end_of_text: int, config: 
         records: in the order of (unit, record).
         end_of_text: id that starts every row.
         config: context, records per step, physical batch.
+        make: the class, or what stands for it in an audit.
     """
     units, index = records.units()
     tokens, lengths, record = _rows(records.tokens, config, end_of_text)
     totals = np.bincount(record, weights=lengths, minlength=len(records))
     weight = lengths / np.maximum(totals[record], 1)
-    return ClippedSum(
+    return make(
         model,
         tokens,
         lengths,

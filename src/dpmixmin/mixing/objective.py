@@ -170,6 +170,15 @@ class SourceTable:
         counts = np.bincount(self.unit if present is None else self.unit[present], minlength=self.count)
         return rows, 1 / counts[self.owner[rows]]
 
+    def weights_of(self, weights: np.ndarray, rows: slice | np.ndarray) -> np.ndarray:
+        """Return each row's weights, shape (k, 1) or (k, rows), from one vector for all units or from one a unit.
+
+        Args:
+            weights: shape (k,), or (k, units).
+            rows: from :meth:`select`.
+        """
+        return weights[:, None] if weights.ndim == 1 else weights[:, self.owner[rows]]
+
     def unit_sums(self, values: np.ndarray, rows: slice | np.ndarray) -> np.ndarray:
         """Return the sum over each unit's rows, shape (columns, units), of values of shape (columns, rows)."""
         owner = self.owner[rows]
@@ -178,6 +187,28 @@ class SourceTable:
             starts = np.flatnonzero(np.r_[True, owner[1:] != owner[:-1]])
             total[:, owner[starts]] = values if len(starts) == len(owner) else np.add.reduceat(values, starts, axis=1)
         return total
+
+    def keep(self, units: np.ndarray, records: np.ndarray | None = None) -> SourceTable:
+        """Return the table of some of the units, in their order.
+
+        Args:
+            units: mask of shape (count,).
+            records: mask of those units' records that stay, shape (records,), or None for all.
+        """
+        records = units[self.unit] if records is None else units[self.unit] & records
+        rows = records[self.record]
+        new_unit, new_record = np.cumsum(units) - 1, np.cumsum(records) - 1
+        return SourceTable(
+            np.ascontiguousarray(self.p[:, rows]),
+            self.offset[rows],
+            self.share[rows],
+            self.rate[rows],
+            new_record[self.record[rows]],
+            new_unit[self.owner[rows]],
+            new_unit[self.unit[records]],
+            int(units.sum()),
+            None if self.names is None else self.names[records],
+        )
 
     def likelihood(self) -> tuple[np.ndarray, np.ndarray]:
         """Return the objective as a weighted log-likelihood: rows, shape (k, m), and their weights, shape (m,).
@@ -240,13 +271,14 @@ class UnitGradients:
         makes its unit contribute zero.
 
         Args:
-            weights: on the simplex, shape (k,).
+            weights: on the simplex, shape (k,); or one such vector a unit, shape (k, units).
             clip: clipping norm C.
             present: mask of the records that take part, or None for all.
         """
         rows, factor = self.table.select(present)
+        weights = self.table.weights_of(weights, rows)
         with np.errstate(all="ignore"):
-            inner = _over_sources(self.table.p[:, rows] * weights[:, None])
+            inner = _over_sources(self.table.p[:, rows] * weights)
             inverse = np.minimum(np.where(inner > 0, 1 / inner, np.inf), _LARGEST_INVERSE)
             coefficients = -inverse * self.table.rate[rows] * factor
             gradients = self.table.unit_sums(self.directions[:, rows] * coefficients, rows)
@@ -261,12 +293,13 @@ class UnitGradients:
         not finite makes its unit contribute zero.
 
         Args:
-            weights: on the simplex, shape (k,).
+            weights: on the simplex, shape (k,); or one such vector a unit, shape (k, units).
             present: mask of the records that take part, or None for all.
         """
         rows, factor = self.table.select(present)
+        weights = self.table.weights_of(weights, rows)
         with np.errstate(all="ignore"):
-            joint = self.table.p[:, rows] * weights[:, None]
+            joint = self.table.p[:, rows] * weights
             inner = _over_sources(joint)
             shares = np.where(inner == 0, 0.0, joint / inner) * (self.table.share[rows] * factor)
             return np.ascontiguousarray(self.table.unit_sums(shares, rows).T)

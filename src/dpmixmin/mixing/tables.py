@@ -1,4 +1,4 @@
-"""From a prediction table to what the learners read."""
+"""From a prediction table to what the learners read, and to what an audit of them reads."""
 
 from __future__ import annotations
 
@@ -7,9 +7,28 @@ from collections.abc import Sequence
 import numpy as np
 import pyarrow as pa
 
+from dpmixmin.cells import Cell
+from dpmixmin.config import Config
+from dpmixmin.data import corpora, split
 from dpmixmin.data.records import binary_label, labels_from_arrow, record_names, strings
 from dpmixmin.mixing.objective import SourceTable, source_probabilities
+from dpmixmin.paths import Paths
+from dpmixmin.privacy.access import Access
 from dpmixmin.sections import LabelRule
+
+
+def private_table(config: Config, paths: Paths, access: Access, cell: Cell, wanted: split.Partition) -> SourceTable:
+    """Return what the sources say of the sensitive records of the open parts: raw private data (rule 19).
+
+    Raises:
+        UserError: the predictions were made with other ids, another partition or another tokenizer.
+    """
+    folder, names = paths.predictions(cell.seed), corpora.source_names(config, paths)
+    made = corpora.made_with(paths) if config.text else {}
+    table = access.table(folder, "predictions", ids=wanted.ids, partition=wanted.name, **made)
+    if config.text:
+        return text_table(table, names, config.mixture.objective)
+    return label_table(table, names, config.tasks[cell.task])
 
 
 def label_table(table: pa.Table, sources: Sequence[str], rule: LabelRule) -> SourceTable:

@@ -259,8 +259,20 @@ class GridGaussian(MechanismSpec):
             float64 of shape (k,): a multiple of :attr:`grid` in every coordinate.
         """
         total = self.to_grid(vectors).sum(axis=0, dtype=np.int64)
+        return self.add_noise(total, noise) * self.grid
+
+    def add_noise(self, total: np.ndarray, noise: NoiseSource) -> np.ndarray:
+        """Add a draw of its own to every coordinate of an exact sum; the only place where a release gets its noise.
+
+        Args:
+            total: int64 of shape (m,), in grid units: one sum, or for an audit those of many runs, end to end.
+            noise: source of the noise.
+
+        Returns:
+            int64 of shape (m,), in grid units.
+        """
         scale = self.noise_multiplier * 2**self.grid_bits
-        return (total + noise.rounded_gaussian(scale, total.shape[0])) * self.grid
+        return total + noise.rounded_gaussian(scale, total.shape[0])
 
     def total_variation(self, dimensions: int) -> float:
         """Return the sampler's total variation over the whole run, to be added to delta."""

@@ -12,14 +12,14 @@ from pathlib import Path
 from typing import Any
 
 from dpmixmin import artifacts
-from dpmixmin.cells import Cell
+from dpmixmin.cells import Cell, audited_mixtures, audited_trainings, audits_room
 from dpmixmin.config import Config
 from dpmixmin.data import corpora
 from dpmixmin.errors import UserError
 from dpmixmin.paths import PUBLIC, Paths
 from dpmixmin.privacy.ledger import Ledger
 from dpmixmin.privacy.statement import NOT_PRIVATE_SEED, PRIVATE_STAMP, least_public
-from dpmixmin.release.derive import chain_cells, charged_cells, has_private_mixture, model_files
+from dpmixmin.release.derive import chain_cells, charged_cells, expected, has_private_mixture, model_files
 
 UNCHARGED = "private_uncharged"
 PRIVATE_TUNING = (
@@ -91,12 +91,13 @@ def read_chain(config: Config, ledger: Ledger) -> Chain:
     tuning = _tuning(settings, statements, made)
     lineage = _lineage([*made.values(), *settings.values()], paths)
     choice = artifacts.read_json(f"{settings['finetune'].folder}/settings.json")["choice"]
+    names = corpora.source_names(config, paths)
+    left_out = tuple(name for name in config.sources if name not in names)
     entries = _entries(config, ledger, choice, made, statements)
+    _refuse_unaudited(config, paths, settings, left_out)
     files = {name: made[stage].file(name) for stage, names in _allowed(config) for name in names if stage in cells}
     files.update({f"settings_{name}.json": settings[name].file("settings.json") for name in settings})
     public = {place: lineage[place] for place in sorted(lineage) if place.startswith(f"{PUBLIC}/")}
-    names = corpora.source_names(config, paths)
-    left_out = tuple(name for name in config.sources if name not in names)
     return Chain(files, entries, tuning, public, made["finetuned"].manifest["versions"], left_out)
 
 
@@ -152,6 +153,22 @@ def _statement(artefact: _Artefact) -> dict[str, Any]:
             "mechanisms alone, under a new privacy.release label"
         )
     return found
+
+
+def _refuse_unaudited(config: Config, paths: Paths, settings: dict[str, _Artefact], left_out: tuple[str, ...]) -> None:
+    """With `audit: required`, every mechanism of the chain must have passed the gate with these very parameters."""
+    if config.audit.gate != "required":
+        return
+    gate = _Artefact.read(paths.audit(audits_room(config), "gate"))
+    passed = artifacts.read_json(f"{gate.folder}/passed.json")
+    audited = {cell.stage for cell in (*audited_mixtures(config), *audited_trainings(config))}
+    choices = {name: artifacts.read_json(f"{each.folder}/settings.json")["choice"] for name, each in settings.items()}
+    for each in expected(config, choices, left_out):
+        if passed["failures"] or (each.cell.stage in audited and each.spec.digest() not in passed["specs"]):
+            raise UserError(
+                f"{gate.folder}: the {each.cell.stage} mechanism did not pass an audit with the parameters of this "
+                "chain; run `snakemake audits`, and see its summary if it fails"
+            )
 
 
 def _settings(config: Config, paths: Paths, model: Cell) -> dict[str, _Artefact]:

@@ -9,8 +9,10 @@ from __future__ import annotations
 import re
 from html import escape
 
+import polars as pl
+
 from dpmixmin.config import Config
-from dpmixmin.report import tables, texts, words
+from dpmixmin.report import audits, tables, texts, words
 from dpmixmin.report.drawing import Images
 from dpmixmin.report.html import CSS, bullets, grid, paragraph
 from dpmixmin.report.score import Score
@@ -18,8 +20,17 @@ from dpmixmin.report.settings import Settings
 from dpmixmin.report.tables import AFTER, BEFORE, NAMES, Measurements, Stat
 
 
-def index_html(measured: Measurements, settings: dict[str, Settings], images: Images) -> str:
-    """Return the page."""
+def index_html(
+    measured: Measurements, settings: dict[str, Settings], images: Images, findings: pl.DataFrame | None = None
+) -> str:
+    """Return the page.
+
+    Args:
+        measured: the long table.
+        settings: the choices and their curves.
+        images: the figures, those of the audits too.
+        findings: the table of audits, or None where there were none.
+    """
     config = measured.config
     title = f"{config.experiment}: DP-MixMin report"
     banner = config.privacy.insecure_seed is not None
@@ -35,10 +46,26 @@ def index_html(measured: Measurements, settings: dict[str, Settings], images: Im
         _mixtures(measured),
         texts.epochs(measured),
         _twice(measured),
+        "" if findings is None else audits.section(findings, images, _figure, config.mode, config.audit.runs),
         _settings(measured, settings),
         _not_covered(config, settings),
         _files(measured),
     ]
+    return _document(title, body)
+
+
+def audits_html(config: Config, findings: pl.DataFrame, images: Images) -> str:
+    """Return the page of the audits alone: all that a deployment has, before it spends anything."""
+    title = f"{config.experiment}: audits"
+    body = [
+        f"<h1>{escape(title)}</h1>",
+        audits.section(findings, images, _figure, config.mode, config.audit.runs),
+    ]
+    return _document(title, body)
+
+
+def _document(title: str, body: list[str]) -> str:
+    """Return a whole page, without its empty parts."""
     return (
         '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
@@ -244,6 +271,8 @@ def _files(measured: Measurements) -> str:
         links.append(("../../released/finetuned/", "privately fine-tuned models and their privacy.json"))
     if "mixmin" in methods:
         links.append(("../", "study: the non-private mixtures and everything built on them"))
+    if measured.config.audit.gate != "none":
+        links.append(("../audits/", "audits: scores of every run, findings, and a summary of their own"))
     items = "".join(
         f'<li><a href="{escape(to)}"><code>{escape(to)}</code></a> {escape(what)}</li>' for to, what in links
     )

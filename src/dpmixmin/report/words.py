@@ -6,9 +6,11 @@ import math
 import textwrap
 from collections.abc import Iterable, Sequence
 
+import polars as pl
+
 from dpmixmin.config import Config
 from dpmixmin.paths import Paths
-from dpmixmin.report import tables
+from dpmixmin.report import audits, tables
 from dpmixmin.report.score import Score
 from dpmixmin.report.settings import Settings
 from dpmixmin.report.tables import AFTER, BEFORE, NAMES, Comparison, Measurements, Stat
@@ -194,7 +196,7 @@ def describe_settings(name: str, settings: Settings, score: Score) -> str:
 # -- summary.txt ----------------------------------------------------------------------------------------------
 
 
-def summary_text(measured: Measurements) -> str:
+def summary_text(measured: Measurements, findings: pl.DataFrame | None = None) -> str:
     """Return what the terminal shows at the end of a run; at most 100 columns (paths may be longer)."""
     config, score, epsilon = measured.config, measured.score, measured.smallest_epsilon()
     what = f"{score.label} at epsilon = {epsilon:g}, before -> after fine-tuning, mean over seeds"
@@ -237,6 +239,8 @@ def summary_text(measured: Measurements) -> str:
             whole = sentence.replace("ε = ", "epsilon = ").replace(" %", "\u00a0%")  # no line starts with a `%`
             wrapped = textwrap.wrap(whole, 100, subsequent_indent="  ", break_on_hyphens=False)
             lines += [line.replace("\u00a0", " ") for line in wrapped]
+    if findings is not None:
+        lines += ["", *audits.lines(findings, config.mode)]
     folder = Paths(config.experiment).report()
     warning = [NOT_PRIVATE] if config.privacy.insecure_seed is not None else []
     lines += ["", *(line for text in (*warning, guarantee(config)) for line in textwrap.wrap(text, 100)), ""]

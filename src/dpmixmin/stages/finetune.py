@@ -16,7 +16,8 @@ from dpmixmin.config import Config
 from dpmixmin.data import split
 from dpmixmin.finetune.charged import Kind, run_cells
 from dpmixmin.finetune.dp_sgd import ClippedSum
-from dpmixmin.models import networks, trainable
+from dpmixmin.finetune.labels import label_sums, starting_model
+from dpmixmin.models import networks
 from dpmixmin.sections import METHODS
 
 
@@ -30,20 +31,8 @@ class LabelModel(Kind):
     def sums(self, config, access, paths, cell, wanted, folder) -> ClippedSum:
         """See the base class."""
         records = split.open_part(access, paths, wanted, cell.seed)
-        units, index = records.units()
-        labels = records.label(config.tasks[cell.task])
-        model = networks.build(config.inputs, records.features.shape[1], config.pretrain, 1, 0)
-        model = trainable.choose(networks.load_state(model, folder), config.finetune.trainable)
-        return ClippedSum(
-            model,
-            records.features,
-            labels,
-            index,
-            units,
-            config.finetune.physical_batch,
-            names=records.names(),
-            records_per_step=config.private.records_per_step,
-        )
+        model = starting_model(config, records.features.shape[1], folder)
+        return label_sums(model, records, records.label(config.tasks[cell.task]), config)
 
     def model_files(self, config, sums, folder) -> dict[str, bytes]:
         """See the base class."""

@@ -19,10 +19,8 @@ from dpmixmin.data import corpora, split
 from dpmixmin.data.fetch import say
 from dpmixmin.data.records import Records, binary_label
 from dpmixmin.mixing.learners import Learned, learn, learn_nonprivate, proportional, uniform
-from dpmixmin.mixing.objective import SourceTable
-from dpmixmin.mixing.tables import label_table, text_table
+from dpmixmin.mixing.tables import private_table
 from dpmixmin.paths import Paths
-from dpmixmin.privacy.access import Access
 from dpmixmin.privacy.ledger import Ledger, Mechanism, Study
 from dpmixmin.privacy.noise import noise_source
 from dpmixmin.sections import METHODS, MixtureSettings
@@ -75,7 +73,7 @@ def _nonprivate(config: Config, ledger: Ledger, paths: Paths, cell: Cell) -> Non
     folder = paths.predictions(cell.seed)
     with ledger.open(("mixing", "finetune"), Study(f"exact mixture weights of {cell.task}")) as access:
         wanted = split.partition(ledger.keys, config.private, cell.seed)
-        learned = learn_nonprivate(_table(config, paths, access, cell, wanted))
+        learned = learn_nonprivate(private_table(config, paths, access, cell, wanted))
         statement = {"guarantee": None, "stamp": "NOT PRIVATE: the exact optimum on sensitive records"}
         files = {**_files(config, paths, cell, learned), "privacy.json": artifacts.json_bytes(statement)}
         artifacts.publish(cell.folder(paths), files, _manifest(config, cell, [access.parent(folder)]))
@@ -103,23 +101,13 @@ def _private(config: Config, ledger: Ledger, paths: Paths, cell: Cell) -> None:
     parts, wanted = mixing_parts(config), split.partition(ledger.keys, config.private, cell.seed)
     with ledger.open(parts, purpose, wanted.name) as release:
         if not release.committed:
-            table = _table(config, paths, release, cell, wanted)
+            table = private_table(config, paths, release, cell, wanted)
             limit = config.private.records_per_step
             learned = learn(config.mixture.learner, table, spec, settings.learning_rate, noise, limit)
             manifest = _manifest(config, cell, [*parents, release.parent(folder)])
             release.commit(_files(config, paths, cell, learned), manifest)
         statement = ledger.statement([release.entry], delta=config.privacy.delta, tuning=chosen["chosen_by"])
         release.publish(cell.folder(paths), {"privacy.json": artifacts.json_bytes(statement)})
-
-
-def _table(config: Config, paths: Paths, access: Access, cell: Cell, wanted: split.Partition) -> SourceTable:
-    """Return what the sources say of the records of the open parts."""
-    folder, names = paths.predictions(cell.seed), corpora.source_names(config, paths)
-    made = corpora.made_with(paths) if config.text else {}
-    table = access.table(folder, "predictions", ids=wanted.ids, partition=wanted.name, **made)
-    if config.text:
-        return text_table(table, names, config.mixture.objective)
-    return label_table(table, names, config.tasks[cell.task])
 
 
 def _files(config: Config, paths: Paths, cell: Cell, learned: Learned) -> dict[str, bytes]:

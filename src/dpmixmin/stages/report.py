@@ -12,9 +12,12 @@ from pathlib import Path
 import polars as pl
 
 from dpmixmin import artifacts, provenance
+from dpmixmin.cells import audits_room
 from dpmixmin.config import Config
 from dpmixmin.paths import Paths
 from dpmixmin.report import figures, page, tables, words
+from dpmixmin.report.audit_tables import SCHEMA, summary_rows
+from dpmixmin.report.drawing import Images
 from dpmixmin.report.settings import Settings
 from dpmixmin.report.tables import AFTER, Measurements
 
@@ -35,7 +38,7 @@ def run(config: Config, args) -> None:
         parents.append(artifacts.parent(folder))
         chosen = artifacts.read_json(f"{folder}/settings.json")
         settings[name] = Settings(chosen, _frame(f"{folder}/curve.parquet"))
-    files = report(measured, settings)
+    files = report(measured, settings, *_audits(config, paths, parents))
     manifest = artifacts.manifest(
         "report", config=config.subtree("report"), code=provenance.code_digest("report"), parents=parents
     )
@@ -44,11 +47,37 @@ def run(config: Config, args) -> None:
         Path(paths.report(), old).unlink(missing_ok=True)
 
 
-def report(measured: Measurements, settings: dict[str, Settings]) -> dict[str, bytes]:
-    """Return the files of the report, name to content."""
+def _audits(config: Config, paths: Paths, parents: list[dict]) -> tuple[pl.DataFrame | None, Images]:
+    """Return the table and the figures of the audits, if there were any."""
+    if config.audit.gate == "none":
+        return None, {}
+    folder = paths.audit(audits_room(config), "summary")
+    parents.append(artifacts.parent(folder))
+    images = {path.name: path.read_bytes() for path in sorted(Path(folder).glob("figure_*"))}
+    return pl.read_csv(f"{folder}/audits.csv", schema_overrides=SCHEMA), images
+
+
+def report(
+    measured: Measurements,
+    settings: dict[str, Settings],
+    findings: pl.DataFrame | None = None,
+    audited: Images | None = None,
+) -> dict[str, bytes]:
+    """Return the files of the report, name to content.
+
+    Args:
+        measured: the long table, without the audits.
+        settings: the choices and their curves.
+        findings: the table of audits, or None.
+        audited: their figures.
+    """
     images = figures.draw_all(measured, settings)
+    rows = measured.rows
+    if findings is not None:
+        found = summary_rows(findings, measured.config.experiment)
+        rows = pl.concat([rows, pl.DataFrame(found, schema=rows.schema)])
     frames = {
-        "summary.csv": measured.rows,
+        "summary.csv": rows,
         "table.csv": tables.table(measured),
         "mixtures.csv": tables.mixtures(measured),
     }
@@ -57,8 +86,8 @@ def report(measured: Measurements, settings: dict[str, Settings]) -> dict[str, b
     return {
         **{name: _csv(frame) for name, frame in frames.items()},
         **images,
-        "index.html": page.index_html(measured, settings, images).encode(),
-        "summary.txt": words.summary_text(measured).encode(),
+        "index.html": page.index_html(measured, settings, images | (audited or {}), findings).encode(),
+        "summary.txt": words.summary_text(measured, findings).encode(),
     }
 
 

@@ -15,10 +15,10 @@ from pathlib import Path
 import torch
 
 from dpmixmin.config import Config
-from dpmixmin.data import corpora, split, tokenizer
+from dpmixmin.data import corpora, split
 from dpmixmin.finetune.charged import Kind, run_cells
 from dpmixmin.finetune.dp_sgd import ClippedSum
-from dpmixmin.finetune.texts import text_sums
+from dpmixmin.finetune.texts import pretrained_sums
 from dpmixmin.models import language, trainable
 from dpmixmin.models.card import finetuned_card, pretrained_card
 from dpmixmin.models.device import best
@@ -37,10 +37,7 @@ class TextModel(Kind):
     def sums(self, config, access, paths, cell, wanted, folder) -> ClippedSum:
         """See the base class."""
         corpora.check_tokenizer(paths, folder)
-        records = split.open_part(access, paths, wanted, cell.seed)
-        model = trainable.choose(language.load(folder), config.finetune.trainable).to(best())
-        end = tokenizer.end_of_text(tokenizer.load(folder))
-        return text_sums(model, records, end, config)
+        return pretrained_sums(config, split.open_part(access, paths, wanted, cell.seed), folder)
 
     def model_files(self, config, sums, folder) -> dict[str, bytes]:
         """See the base class."""
