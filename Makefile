@@ -66,6 +66,7 @@ bench: install ## Print speed ratios against the peers, and the accounting table
 	$(BIN)/python benchmarks/steps.py
 	$(BIN)/python benchmarks/noise.py
 	$(BIN)/python benchmarks/accounting.py
+	$(BIN)/python benchmarks/audit.py
 
 lint: install ## Check style and the workflow's form
 	$(BIN)/ruff check src tests benchmarks

@@ -1,11 +1,11 @@
-"""Break a mechanism on purpose and see which detector notices: replay, statistical audit, or a test of a law.
+"""Break a mechanism on purpose and see which detector notices: replay, statistical audit, or a test.
 
     .venv/bin/python tests/mutations/detectors.py [--name TEXT] [--markdown FILE]
 
-Each row is a mechanism with an error that people make, as edits of a copy of the sources. The copy is attacked in a
-small case made for it: by the replay audit (``audit/replays.py``), by the statistical audit (``audit/mixture.py`` or
-``audit/training.py``) of its claim, and by one named test of `make test`. The first rows are the mechanisms as they
-are, which nothing may flag. Ends with 0 only when every broken mechanism is flagged by something.
+Each row is a mechanism with an error that people make (broken.py), as edits of a copy of the sources. The copy is
+attacked in a small case made for it: by the replay audit (``audit/replays.py``), by the statistical audit of its claim
+(``audit/mixture.py`` or ``audit/training.py``), and by one named test of `make test`. Mechanisms as they are come
+first; nothing may flag them. Ends with 0 only when every broken mechanism is flagged by something.
 
 The cases have claims that their audits have the power to refute; what an audit of a real run can show depends on its
 claim (docs/audits.md). All randomness is seeded, so the table is the same every time. For a new seed the statistical
@@ -22,41 +22,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from broken import BROKEN, Broken
 from run import Checkout
 
 LEVEL = 1e-3
 """The statistical audit flags a claim whose p-value is below this, divided by the canaries (Bonferroni)."""
-
-SPECS = "dpmixmin/privacy/mechanisms.py"
-SGD = "dpmixmin/finetune/dp_sgd.py"
-OBJECTIVE = "dpmixmin/mixing/objective.py"
-LEARNERS = "dpmixmin/mixing/learners.py"
-
-
-@dataclass(frozen=True)
-class Edit:
-    """One edit: ``old`` is in the file, under ``src/``, exactly once."""
-
-    file: str
-    old: str
-    new: str
-
-
-@dataclass(frozen=True)
-class Broken:
-    """A mechanism with an error.
-
-    Attributes:
-        case: name of the case that it is attacked in.
-        name: the error.
-        edits: what makes it; none for the mechanism as it is.
-        test: pytest node id of the test of a law that should notice, or empty.
-    """
-
-    case: str
-    name: str
-    edits: tuple[Edit, ...] = ()
-    test: str = ""
 
 
 @dataclass(frozen=True)
@@ -211,126 +181,6 @@ CASES = {"mixture": mixture, "mixture, sampled": sampled_mixture, "DP-SGD, sampl
 
 # -- the table ------------------------------------------------------------------------------------------------
 
-_EVENT = "GaussianEvent(self.noise_multiplier, self.sampling_rate, self.steps,"
-_NOISE = "noise.rounded_gaussian(scale, total.shape[0])"
-_SUM = "self.to_grid(vectors).sum(axis=0, dtype=np.int64)"
-_UNIT = "count, unit = (len(scale), np.arange(len(scale))) if units is None else (units[0], np.asarray(units[1]))"
-_FINITE = "        finite = np.isfinite(vectors).all(axis=1, keepdims=True)\n"
-_CLIP_SGD = "factors = torch.clamp(clip * _FLOAT32_MARGIN / norms.nan_to_num(0.0).clamp(min=1e-30), max=1.0)"
-_NOISE_SGD = "noise.gaussian(self.noise_std / math.sqrt(shares), total.shape[0])"
-
-EVERYONE = Edit(SPECS, "return noise.coins(self.sampling_rate, count)", "return np.ones(count, dtype=bool)")
-UNCHECKED = Edit(
-    SPECS,
-    _FINITE,
-    f"        return np.trunc(np.where(np.isfinite(vectors), vectors, 0.0) / self.grid).astype(np.int64)\n{_FINITE}",
-)
-"""The grid checks the norm too, and would keep the sensitivity alone."""
-
-TEST_DEVIATION = "tests/privacy/test_mechanisms.py::test_model_sized_noise_has_the_spec_deviation"
-TEST_DRAW = (
-    "tests/privacy/test_mechanisms.py::test_rule_15_a_release_is_the_exact_integer_sum_plus_one_draw_a_coordinate"
-)
-TEST_EMPTY = "tests/privacy/test_dp_sgd.py::test_rule_5_an_empty_batch_still_adds_noise_and_every_step_counts"
-TEST_GAPS = (
-    "tests/privacy/test_mutation_gaps.py::test_rule_16_four_full_batches_with_twice_the_noise_cost_what_one_costs"
-)
-TEST_TARGET = "tests/privacy/test_mechanisms.py::test_rule_16_a_calibrated_spec_spends_at_most_its_target"
-
-
-def _once(draw: str) -> str:
-    """Return code that draws at the first step and gives the same numbers at all others."""
-    return f'noise.__dict__.setdefault(("drawn", len(total)), {draw})'
-
-
-BROKEN = (
-    Broken("mixture", "as it is"),
-    Broken(
-        "mixture",
-        "noise x 0.5",
-        (Edit(SPECS, "scale = self.noise_multiplier * 2**", "scale = self.noise_multiplier / 2 * 2**"),),
-        TEST_DRAW,
-    ),
-    Broken("mixture", "noise forgotten", (Edit(SPECS, f"total + {_NOISE}", "total"),), TEST_DRAW),
-    Broken(
-        "mixture",
-        "noise drawn once and used in every step",
-        (Edit(SPECS, _NOISE, _once(_NOISE)),),
-        TEST_DRAW,
-    ),
-    Broken(
-        "mixture",
-        "clip forgotten",
-        (Edit(OBJECTIVE, "gradients * np.minimum(1.0, clip / np.maximum(norms, 1e-300))", "gradients"), UNCHECKED),
-    ),
-    Broken(
-        "mixture",
-        "clipped to 2 C",
-        (Edit(OBJECTIVE, "np.minimum(1.0, clip / np.max", "np.minimum(1.0, 2 * clip / np.max"), UNCHECKED),
-    ),
-    Broken(
-        "mixture",
-        "records counted as units",
-        (Edit(OBJECTIVE, _UNIT, "count, unit = len(scale), np.arange(len(scale))"),),
-    ),
-    Broken(
-        "mixture",
-        "mean over the batch instead of the sum",
-        (Edit(SPECS, _SUM, f"({_SUM} * self.expected_batch / max(1, len(vectors))).astype(np.int64)"),),
-    ),
-    Broken(
-        "mixture",
-        "one step accounted of ten",
-        (Edit(SPECS, _EVENT, _EVENT.replace("self.steps", "1")),),
-        TEST_EMPTY,
-    ),
-    Broken("mixture, sampled", "as it is"),
-    Broken("mixture, sampled", "sampling without noise", (Edit(SPECS, f"total + {_NOISE}", "total"),), TEST_DRAW),
-    Broken("mixture, sampled", "everyone in every step, accounted as sampled", (EVERYONE,), TEST_EMPTY),
-    Broken("DP-SGD, sampled", "as it is"),
-    Broken(
-        "DP-SGD, sampled",
-        "noise x 0.5",
-        (Edit(SPECS, "return self.noise_multiplier * self.clip\n", "return self.noise_multiplier * self.clip / 2\n"),),
-        TEST_DEVIATION,
-    ),
-    Broken("DP-SGD, sampled", "noise forgotten", (Edit(SPECS, f"total + {_NOISE_SGD}", "total"),), TEST_DEVIATION),
-    Broken(
-        "DP-SGD, sampled",
-        "noise drawn once and used in every step",
-        (Edit(SPECS, _NOISE_SGD, _once(_NOISE_SGD)),),
-        TEST_EMPTY,
-    ),
-    Broken("DP-SGD, sampled", "clip forgotten", (Edit(SGD, _CLIP_SGD, "factors = torch.ones_like(norms)"),)),
-    Broken(
-        "DP-SGD, sampled",
-        "clipped to 2 C",
-        (Edit(SGD, "torch.clamp(clip * _FLOAT32", "torch.clamp(2 * clip * _FLOAT32"),),
-    ),
-    Broken(
-        "DP-SGD, sampled",
-        "records counted as units",
-        (
-            Edit(SGD, "self._unit = np.asarray(unit_index)", "self._unit = np.arange(len(features))"),
-            Edit(
-                SGD, "self.units, self.records_per_step = units,", "self.units, self.records_per_step = len(labels),"
-            ),
-        ),
-    ),
-    Broken(
-        "DP-SGD, sampled",
-        "divided by the units that are there",
-        (Edit(SGD, "released / spec.expected_batch)", "released / max(1.0, spec.sampling_rate * sums.units))"),),
-    ),
-    Broken("DP-SGD, sampled", "everyone in every step, accounted as sampled", (EVERYONE,), TEST_EMPTY),
-    Broken(
-        "DP-SGD, sampled",
-        "accounted at half the sampling rate",
-        (Edit(SPECS, _EVENT, _EVENT.replace("sampling_rate", "sampling_rate / 2")),),
-        TEST_TARGET,
-    ),
-)
-
 
 class Workshop(Checkout):
     """A copy of the checkout in which mechanisms are broken, one after the other."""
@@ -376,7 +226,13 @@ def examine(chosen: Sequence[Broken]) -> list[Row]:
 
 def markdown(rows: Sequence[Row]) -> str:
     """Return the table: what is flagged is in bold."""
-    head = ("mechanism", "broken by", "replay: largest distance / sensitivity", "statistical audit", "test of a law")
+    head = (
+        "mechanism",
+        "broken by",
+        "replay: largest distance / sensitivity",
+        "statistical audit",
+        "test of `make test`",
+    )
     lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
     return "\n".join([*lines, *("| " + " | ".join(_cells(row)) + " |" for row in rows)])
 

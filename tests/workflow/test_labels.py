@@ -137,7 +137,7 @@ def test_private_code_never_uses_a_global_generator():
     banned = re.compile(
         r"^(np\.random|numpy\.random|random|torch\.(manual_seed|rand|randn|randint|normal|bernoulli)$)"
     )
-    folders = ("privacy", "mixing", "finetune", "data", "models", "audit")
+    folders = ("privacy", "mixing", "finetune", "data", "models")
     files = [path for folder in folders for path in (PACKAGE / folder).glob("*.py")]
     stages = ("mix", "finetune", "evaluate_private", "text_finetune", "text_evaluate_private")
     files += [PACKAGE / f"stages/{stage}.py" for stage in stages]
@@ -147,6 +147,15 @@ def test_private_code_never_uses_a_global_generator():
             name = ast.unparse(node.func) if isinstance(node, ast.Call) else ""
             if banned.match(name) and not any(keyword.arg == "generator" for keyword in node.keywords):
                 found.setdefault(path.name, set()).add(name)
+    for stage in stages:
+        assert not any(path.parent.name == "audit" for path in code_of(stage)), stage
+    # An audit draws canaries and the coins that decide about them: public, from seeded generators of its own.
+    for path in (PACKAGE / "audit").glob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            text = ast.unparse(node.func) if isinstance(node, ast.Call) else ""
+            if banned.match(text):
+                assert re.fullmatch(r"np\.random\.default_rng(\(.+\)\.choice)?", text), path
+                assert node.args, f"{path}: a generator without a seed"
     # The public initialisation of a network, and the check of gradients on public examples; both leave it as it was.
     assert found == {"networks.py": {"torch.manual_seed"}, "language.py": {"torch.manual_seed"}}, found
 

@@ -107,6 +107,7 @@ if CONFIG.audit.gate != "none":
                     f"{PATHS.records()}/records.parquet",
                     f"{PATHS.split(CONFIG.seeds[0])}/split.parquet",
                     f"{PATHS.predictions(CONFIG.seeds[0])}/predictions.parquet" if AUDITED_MIXTURES else [],
+                    *[f"{folder}/model.safetensors" for folder in folders_of(pretrained_behind(AUDITED_TRAININGS))],
                 ]
                 if STUDIED
                 else [*STANDINS, *TOKENIZER]

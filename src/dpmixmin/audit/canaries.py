@@ -40,7 +40,7 @@ _COPIED_ROWS = 2**14
 
 
 @dataclass(frozen=True)
-class Mechanism:
+class Learner:
     """A mixture learner with its public parameters: what is audited.
 
     Attributes:
@@ -96,7 +96,7 @@ class Canary:
         """The table of this one unit."""
         return self.gradients.table
 
-    def vectors(self, mechanism: Mechanism, weights: np.ndarray, secret: bytes | None) -> np.ndarray:
+    def vectors(self, mechanism: Learner, weights: np.ndarray, secret: bytes | None) -> np.ndarray:
         """Return what the canary contributes to one step of many runs, if it enters the step.
 
         Args:
@@ -165,9 +165,7 @@ def joined(first: UnitGradients, last: UnitGradients) -> UnitGradients:
     return UnitGradients(table, np.concatenate([first.directions, last.directions], axis=1))
 
 
-def choose(
-    mechanism: Mechanism, table: SourceTable, seed: int, noise: NoiseSource
-) -> tuple[SourceTable, list[Canary]]:
+def choose(mechanism: Learner, table: SourceTable, seed: int, noise: NoiseSource) -> tuple[SourceTable, list[Canary]]:
     """Return the dataset D of an audit, which no canary is in, and the canaries.
 
     A table of fewer than two units gives no real canary.
@@ -192,7 +190,7 @@ def choose(
     return others, [*canaries, max_clip(mechanism, others)]
 
 
-def max_clip(mechanism: Mechanism, others: SourceTable) -> Canary:
+def max_clip(mechanism: Learner, others: SourceTable) -> Canary:
     """Return the unit that moves every step as far as one unit can, along the sources that weigh most without noise.
 
     Gradients: a row that every source predicts equally well, whose direction is replaced. Responsibilities: a row
@@ -226,7 +224,7 @@ def _direction(optimum: np.ndarray, *, centred: bool) -> np.ndarray:
     return -weighted / np.linalg.norm(weighted)
 
 
-def _worst(mechanism: Mechanism, table: SourceTable, noise: NoiseSource) -> int:
+def _worst(mechanism: Learner, table: SourceTable, noise: NoiseSource) -> int:
     """Return the unit with the largest sum of squared vectors along one run of the shipped learner."""
     spec = mechanism.spec
     learned = learn(mechanism.learner, table, spec, mechanism.learning_rate, noise, mechanism.records_per_step)

@@ -9,19 +9,19 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import asdict
+from typing import TYPE_CHECKING
 
 from dpmixmin.audit import attacks, bounds, one_run, power
 from dpmixmin.audit.bounds import Errors
-from dpmixmin.audit.finding import Finding
+from dpmixmin.audit.finding import CONFIDENCE, Finding
 from dpmixmin.audit.mixture import MixtureAudit
 from dpmixmin.audit.tradeoff import Tradeoff, scaled_family
-from dpmixmin.audit.training import GRADIENT, TrainingAudit
 from dpmixmin.cells import Cell
 from dpmixmin.privacy.accounting import Composition
 from dpmixmin.privacy.mechanisms import MechanismSpec
 
-CONFIDENCE = 0.95
-"""Of the bounds that people are shown."""
+if TYPE_CHECKING:  # torch, where it is needed only
+    from dpmixmin.audit.training import TrainingAudit
 
 CONTROLLED = {"max_clip", "gradient"}
 """Canaries whose control must leak: constructed to move every release as far as one unit can."""
@@ -98,6 +98,8 @@ def of_training(audit: TrainingAudit, spec: MechanismSpec, cell: Cell) -> list[F
         spec: what was claimed.
         cell: the fine-tuned cell.
     """
+    from dpmixmin.audit.training import GRADIENT
+
     composition, shared = Composition(spec.events()), _shared("one_run", cell.mechanism, spec, cell)
     claim, delta = shared["claim"], spec.delta
     findings = []

@@ -17,6 +17,9 @@ from dataclasses import asdict, dataclass, fields
 from math import isfinite
 from typing import Any
 
+CONFIDENCE = 0.95
+"""Of the bounds that people are shown."""
+
 FALSE_ALARM = 1e-3
 """Chance that the gate fails a run in which every claim holds."""
 
@@ -48,7 +51,7 @@ class Finding:
         best_p: the p-value that an attack without errors would have given: how much the audit could have shown.
         gated: whether the gate looks at ``p_value``.
         control_gated: whether the gate asks the control to exceed the claim.
-        ratio: replay: largest distance over declared sensitivity.
+        ratio: replay: largest distance over declared sensitivity; None where it has no bound.
         auc: membership inference, with ``auc_low`` and ``auc_high`` (95 %).
         tpr_at_1: its true positive rate at 1 % false positives; ``tpr_at_0p1``: at 0.1 %.
         counts: what the bounds were computed from, by name, for people who check.
@@ -147,7 +150,9 @@ def failures(findings: list[Finding]) -> list[str]:
     for finding, judged in zip(findings, judge(findings), strict=True):
         if judged not in FAILURES:
             continue
-        if finding.ratio is not None:
+        if finding.audit == "replay" and finding.ratio is None:
+            why = "private data leaves the mechanism outside its noisy releases, or a release has no noise of its own"
+        elif finding.ratio is not None:
             why = f"one unit moves a release by {finding.ratio:.4g} times the declared sensitivity"
         elif judged == NO_LEAK:
             why = f"without noise the attack shows epsilon {finding.control:.3g} only, claimed {finding.claim:.3g}"

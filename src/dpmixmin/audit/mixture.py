@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
-from dpmixmin.audit.canaries import Canary, Mechanism, choose
+from dpmixmin.audit.canaries import Canary, Learner, choose
 from dpmixmin.audit.trajectories import WITHOUT, Runs, simulate
 from dpmixmin.mixing.objective import SourceTable
 from dpmixmin.privacy.mechanisms import GridGaussian
@@ -112,7 +112,7 @@ def audit_mixture(
     Raises:
         TwinDiffers: the runs are not what the shipped learner does.
     """
-    mechanism = Mechanism(learner, spec, learning_rate, records_per_step)
+    mechanism = Learner(learner, spec, learning_rate, records_per_step)
     dataset, canaries = choose(mechanism, table, seed, noise)
     others = mechanism.prepare(dataset)
     noisy = simulate(mechanism, others, canaries, runs, noise, workers=workers)

@@ -7,6 +7,9 @@ units, and where the adjacency is replace-one also D with one constructed unit i
 
 What is measured is exact, not statistical: a ratio above 1 refutes the claimed sensitivity, so there is no false alarm
 and no power to state. A guarantee holds for every D, so a few units and a few steps are enough.
+
+Of the noise a replay shows one thing: over nobody, every release is noise alone. It must be there, and no step may
+repeat another's (rules 5 and 14). Its law is a matter for the statistical audits.
 """
 
 from __future__ import annotations
@@ -25,6 +28,7 @@ from dpmixmin.audit.replay import (
     Diverged,
     OftenPresent,
     Replay,
+    Run,
     record,
     replay,
     worst_logits,
@@ -56,8 +60,8 @@ class ReplayResult:
     Attributes:
         mechanism: mixture, dp_sgd or evaluation.
         neighbour: what the two differ in.
-        ratios: distance over declared sensitivity of each release, shape (releases,); one infinity where private data
-            got out beside the releases.
+        ratios: distance over declared sensitivity of each release, shape (releases,); infinity where a step has no
+            noise of its own; one infinity where private data got out beside the releases.
     """
 
     mechanism: str
@@ -89,10 +93,10 @@ def scores(results: list[ReplayResult]) -> pa.Table:
 
 
 def _results(
-    mechanism: str, run: Callable[..., Any], spec: MechanismSpec, pairs: Iterator[tuple[str, str, Any, Any]]
+    mechanism: str, run: Run, spec: MechanismSpec, nobody: Any, pairs: Iterator[tuple[str, str, Any, Any]]
 ) -> list[ReplayResult]:
     """Replay pairs of an adjacency, D and D'; each pair is measured by the sensitivity of its own adjacency."""
-    found, known, recording = [], None, None
+    found, known, recording = [_noise_alone(mechanism, run, spec, nobody)], None, None
     for adjacency, neighbour, data, other in pairs:
         if data is not known:
             known, recording = data, record(run, spec, data, OftenPresent)
@@ -102,6 +106,20 @@ def _results(
             ratios = np.asarray([np.inf])
         found.append(ReplayResult(mechanism, neighbour, ratios))
     return found
+
+
+def _noise_alone(mechanism: str, run: Run, spec: MechanismSpec, nobody: Any) -> ReplayResult:
+    """Run over nobody, and mark releases that are zero or repeat an earlier one.
+
+    Two Gaussians of grid scale coincide in one coordinate with probability below 1e-6 for a noise multiplier of 0.3.
+    """
+    releases = record(run, spec, nobody, OftenPresent).releases
+    earlier = [np.zeros_like(releases[0])]
+    ratios = []
+    for release in releases:
+        ratios.append(np.inf if any(np.array_equal(release, each) for each in earlier) else 0.0)
+        earlier.append(release)
+    return ReplayResult(mechanism, "nobody: each step has its noise", np.asarray(ratios))
 
 
 def _pairs(
@@ -177,7 +195,8 @@ def replay_mixture(
         return [learned.trajectory, learned.weights]
 
     spec = replace(spec, steps=min(spec.steps, MIXTURE_STEPS))
-    return _results("mixture", run, spec, _pairs(spec, data, constructed, without))
+    nobody = table.keep(np.zeros(table.count, dtype=bool))
+    return _results("mixture", run, spec, nobody, _pairs(spec, data, constructed, without))
 
 
 def _units_of_probabilities(k: int) -> Iterator[tuple[str, SourceTable]]:
@@ -255,7 +274,8 @@ def replay_training(
         others = units[units != unit]
         without[name] = _Part(np.r_[others, unit]), _Part(others)
     spec = replace(spec, steps=min(spec.steps, TRAINING_STEPS))
-    return _results("dp_sgd", run, spec, _pairs(spec, _Part(units), constructed, without))
+    pairs = _pairs(spec, _Part(units), constructed, without)
+    return _results("dp_sgd", run, spec, _Part(np.zeros(0, dtype=int)), pairs)
 
 
 def _units_of_records(features: np.ndarray, labels: np.ndarray) -> Iterator[tuple[str, _Unit]]:
@@ -356,7 +376,7 @@ def replay_evaluation(spec: GridGaussian, bound: float, bins: int | None) -> lis
 
     data, larger = _Scored(made), {name: _Scored([*made, unit]) for name, unit in constructed.items()}
     removed = {"last unit": (data, _Scored(made[:-1]))}
-    return _results("evaluation", run, spec, _pairs(spec, data, larger, removed))
+    return _results("evaluation", run, spec, _Scored([]), _pairs(spec, data, larger, removed))
 
 
 @dataclass(frozen=True)
@@ -367,9 +387,10 @@ class _Scored:
 
     def vectors(self, bound: float, bins: int | None) -> np.ndarray:
         """Return what the units contribute, by the shipped code."""
-        index = np.repeat(np.arange(len(self.units)), [len(values) for values, _ in self.units])
+        index = np.repeat(np.arange(len(self.units)), np.asarray([len(values) for values, _ in self.units], dtype=int))
         owners = len(self.units), index
         if bins is None:
             return evaluation.text_vectors([each for values, _ in self.units for each in values], owners, bound)
-        logits = np.concatenate([values for values, _ in self.units])
-        return evaluation.unit_vectors(logits, np.concatenate([y for _, y in self.units]), owners, bound, bins)
+        logits = np.concatenate([np.zeros(0), *(values for values, _ in self.units)])
+        labels = np.concatenate([np.zeros(0), *(y for _, y in self.units)])
+        return evaluation.unit_vectors(logits, labels, owners, bound, bins)

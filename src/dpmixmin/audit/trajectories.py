@@ -16,13 +16,14 @@ earlier releases too, which the adversary knows, and changes nothing about what 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import numpy as np
 
-from dpmixmin.audit.canaries import Canary, Mechanism, joined
+from dpmixmin.audit.canaries import Canary, Learner, joined
+from dpmixmin.audit.others import Others
 from dpmixmin.audit.replay import Taped
 from dpmixmin.mixing.learners import learn, learn_private
 from dpmixmin.mixing.objective import UnitGradients
@@ -31,15 +32,6 @@ from dpmixmin.privacy.subsample import SECRET_BYTES
 
 WITHOUT = "without"
 """Name of the world without a canary; the others have their canary's."""
-
-_COLUMNS = 128
-"""Runs whose sums are computed together."""
-
-_PRODUCT = 2**18
-"""Multiplications of one matrix product: the block stays in the cache, and OpenBLAS starts no threads of its own."""
-
-_TINY = 1e-100
-"""Least p . lambda that is divided by, where a row's largest p is 1; its inverse is the cap of ``objective.py``."""
 
 _FLOOR = 1e-4
 """Least weight of a source in expectation maximisation, as in ``learners.py``."""
@@ -81,7 +73,7 @@ class Runs:
 
 
 def simulate(
-    mechanism: Mechanism,
+    mechanism: Learner,
     others: UnitGradients,
     canaries: Sequence[Canary],
     runs: int,
@@ -110,7 +102,7 @@ def simulate(
     """
     spec, k, source = mechanism.spec, others.table.k, Silent(noise) if silent else noise
     steps = _LEARNERS[spec.statistic](mechanism, k, runs * (1 + len(canaries)))
-    sums = _Others(mechanism, others)
+    sums = Others(mechanism, others)
     tapes = [_Tape() for _ in range(1 + len(canaries))]
     ratios = {(canary.name, world): np.zeros(runs) for canary in canaries for world in (WITHOUT, canary.name)}
     with ThreadPoolExecutor(workers) as pool:
@@ -143,7 +135,7 @@ def simulate(
     return Runs(weights, ratios)
 
 
-def _log_ratio(x: np.ndarray, v: np.ndarray, mechanism: Mechanism, silent: bool) -> np.ndarray:
+def _log_ratio(x: np.ndarray, v: np.ndarray, mechanism: Learner, silent: bool) -> np.ndarray:
     """Return one step's log-likelihood ratio of each run; see :func:`simulate`."""
     inner, variance = (x * v).sum(axis=1), mechanism.spec.noise_std**2
     if silent:
@@ -152,142 +144,13 @@ def _log_ratio(x: np.ndarray, v: np.ndarray, mechanism: Mechanism, silent: bool)
     return np.logaddexp(math.log1p(-q), math.log(q) + entered) if q < 1 else entered
 
 
-# -- the sum of D ---------------------------------------------------------------------------------------------
-
-
-class _Others:
-    """The sum of all clipped vectors of D at many weights; zero for what contributes zero in ``objective.py``.
-
-    A unit with one row and gradient direction d contributes -C d/|d| / max(p . lambda C / (w |d|), 1), where w is the
-    row's weight: clipping is the 1. Responsibilities, which are not clipped, are linear in the rows:
-    lambda_i times the sum of p_i / (p . lambda / w). Both are two matrix products around an inverse. Units of several
-    rows need their mean's norm; those of equally many rows are done together.
-
-    Args:
-        mechanism: what is audited.
-        gradients: of D.
-    """
-
-    def __init__(self, mechanism: Mechanism, gradients: UnitGradients):
-        self._mechanism, self._table = mechanism, gradients.table
-        with np.errstate(all="ignore"):
-            p, d = gradients.table.p.T, gradients.directions.T
-            self._bad = ~np.isfinite(p).all(axis=1)
-            if mechanism.spec.statistic == "responsibilities":
-                self._bad |= (p < 0).any(axis=1)  # off the simplex
-            # Vectors do not change when a row is multiplied by a constant.
-            largest = np.abs(p).max(axis=1, keepdims=True)
-            scale = np.where(self._bad[:, None] | (largest == 0), 1.0, largest)
-            self._p = np.where(self._bad[:, None], 0.0, p / scale)
-            self._d = np.where(self._bad[:, None], 0.0, d / scale)
-        self._everyone: list[_Block] | None = None
-
-    def __call__(
-        self, weights: np.ndarray, batch: np.ndarray, secret: bytes | None, pool: ThreadPoolExecutor
-    ) -> np.ndarray:
-        """Return the sums, float64 of shape (runs, k).
-
-        Args:
-            weights: shape (k, runs).
-            batch: units that take part, boolean of shape (units,).
-            secret: chooses their records, or None.
-            pool: threads.
-        """
-        present = self._mechanism.subset(self._table, secret)
-        if present is None and batch.all():
-            if self._everyone is None:
-                self._everyone = list(self._blocks(batch, None))
-            blocks = self._everyone
-        else:
-            blocks = list(self._blocks(batch, present))
-
-        def part(start: int) -> np.ndarray:
-            at, total = np.ascontiguousarray(weights[:, start : start + _COLUMNS]), 0.0
-            for block in blocks:
-                total = total + block(at)
-            if self._mechanism.spec.statistic == "responsibilities":
-                total = total * at
-            return np.broadcast_to(total, at.shape)
-
-        return np.concatenate(list(pool.map(part, range(0, weights.shape[1], _COLUMNS))), axis=1).T
-
-    def _blocks(self, batch: np.ndarray, present: np.ndarray | None) -> Iterator[_Block]:
-        """Yield the sum's terms for one step."""
-        table, spec = self._table, self._mechanism.spec
-        rows, factor = table.select(present)
-        rows = np.arange(len(table.owner))[rows]
-        taking_part = batch.copy()
-        taking_part[table.owner[rows[self._bad[rows]]]] = False
-        responsible = spec.statistic == "responsibilities"
-        weight = (table.share if responsible else table.rate)[rows] * factor
-        kept = taking_part[table.owner[rows]] & (weight > 0)
-        rows, weight = rows[kept], weight[kept, None]
-        if responsible:
-            yield from _one_row(self._p[rows] / weight, self._p[rows], _TINY)
-            return
-        owner = table.owner[rows]
-        starts = np.flatnonzero(np.r_[True, owner[1:] != owner[:-1]]) if len(rows) else rows
-        sizes = np.diff(np.r_[starts, len(rows)])
-        single = starts[sizes == 1]
-        p, d, w = self._p[rows[single]], self._d[rows[single]], weight[single]
-        norm = np.linalg.norm(d, axis=1, keepdims=True)
-        p, d, w, norm = (each[norm[:, 0] > 0] for each in (p, d, w, norm))
-        yield from _one_row(p * (spec.clip / (w * norm)), d * (-spec.clip / norm), 1.0)
-        for size in np.unique(sizes[sizes > 1]):
-            index = starts[sizes == size][:, None] + np.arange(size)
-            p, d = self._p[rows[index]], (-weight[index] * self._d[rows[index]]).transpose(0, 2, 1)
-            at_once = max(1, _PRODUCT // (_COLUMNS * max(size, p.shape[2])))
-            for start in range(0, len(p), at_once):
-                yield _Several(p[start : start + at_once], d[start : start + at_once], spec.clip)
-
-
-@dataclass(frozen=True)
-class _OneRow:
-    """Terms a / max(p . lambda, floor) of rows: p of shape (rows, k), a of shape (k, rows)."""
-
-    p: np.ndarray
-    a: np.ndarray
-    floor: float
-
-    def __call__(self, weights: np.ndarray) -> np.ndarray:
-        inner = self.p @ weights
-        np.maximum(inner, self.floor, out=inner)
-        return self.a @ np.reciprocal(inner, out=inner)
-
-
-def _one_row(p: np.ndarray, a: np.ndarray, floor: float) -> Iterator[_OneRow]:
-    size = max(1, _PRODUCT // (_COLUMNS * p.shape[1]))
-    for start in range(0, len(p), size):
-        part = slice(start, start + size)
-        yield _OneRow(np.ascontiguousarray(p[part]), np.ascontiguousarray(a[part].T), floor)
-
-
-@dataclass(frozen=True)
-class _Several:
-    """Clipped sums of a / (p . lambda) over the rows of units: p of shape (units, m, k), a of shape (units, k, m)."""
-
-    p: np.ndarray
-    a: np.ndarray
-    clip: float
-
-    def __call__(self, weights: np.ndarray) -> np.ndarray:
-        inner = self.p @ weights
-        np.maximum(inner, _TINY, out=inner)
-        vectors = self.a @ np.reciprocal(inner, out=inner)
-        norms = np.sqrt(np.einsum("ukr,ukr->ur", vectors, vectors))
-        return np.einsum("ukr,ur->kr", vectors, np.minimum(1.0, self.clip / np.maximum(norms, 1e-300)))
-
-
-_Block = _OneRow | _Several
-
-
 # -- after a release ------------------------------------------------------------------------------------------
 
 
 class _Steps:
     """What a learner makes of its releases, for many runs: weights of shape (k, runs)."""
 
-    def __init__(self, mechanism: Mechanism, k: int, columns: int):
+    def __init__(self, mechanism: Learner, k: int, columns: int):
         self._rate, spec = mechanism.learning_rate, mechanism.spec
         average = mechanism.learner != "algorithm1" and spec.steps > 1
         self._from = 1 + spec.steps // 2 if average else spec.steps
@@ -302,18 +165,13 @@ class _Steps:
             self._total += self.weights
 
     def released(self, runs: int) -> list[np.ndarray]:
-        """Return the final weights of each world, shape (runs, k).
-
-        Rounded to ten digits: what numpy's vector and scalar instructions make of one number differs in the last bit,
-        and runs that are equal, as without noise, must not look different.
-        """
+        """Return the final weights of each world, shape (runs, k)."""
         final = (self._total / self._total.sum(axis=0)).T
-        final = np.exp(np.round(np.log(np.maximum(final, np.finfo(float).tiny)), 10))
         return [final[start : start + runs] for start in range(0, len(final), runs)]
 
 
 class _Descent(_Steps):
-    def __init__(self, mechanism: Mechanism, k: int, columns: int):
+    def __init__(self, mechanism: Learner, k: int, columns: int):
         super().__init__(mechanism, k, columns)
         self._log = np.zeros((k, columns))
 
@@ -370,19 +228,25 @@ class _Tape(NoiseSource):
 
     def random_bytes(self, count: int) -> bytes:
         """Return the step's secret."""
-        return self._secrets.pop(0)
+        return _taken(self._secrets)
 
     def coins(self, rate: float, count: int) -> np.ndarray:
         """Return the step's batch."""
-        return self._batches.pop(0)
+        return _taken(self._batches)
 
     def rounded_gaussian(self, scale: float, size: int) -> np.ndarray:
         """Return the step's noise."""
-        return self._noise.pop(0)[:size]
+        return _taken(self._noise)[:size]
+
+
+def _taken(values: list):
+    if not values:
+        raise TwinDiffers("mixture audit: the shipped learner asks for more randomness than its steps need")
+    return values.pop(0)
 
 
 def _compare(
-    mechanism: Mechanism, others: UnitGradients, canary: Canary | None, found: np.ndarray, tape: _Tape, world: str
+    mechanism: Learner, others: UnitGradients, canary: Canary | None, found: np.ndarray, tape: _Tape, world: str
 ) -> None:
     """Repeat one run with the shipped learner, given the twin's releases step by step.
 

@@ -97,5 +97,5 @@ def _examples(context: int, end_of_text: int) -> tuple[torch.Tensor, torch.Tenso
 
 
 def _trim(tokens: torch.Tensor, lengths: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Cut the padding that no row of a chunk needs."""
-    return tokens[:, : int(lengths.max()) + 1], lengths
+    """Cut the padding that no row of a chunk needs; a chunk of empty texts keeps a token, which the model asks for."""
+    return tokens[:, : int(lengths.max().clamp(min=1)) + 1], lengths

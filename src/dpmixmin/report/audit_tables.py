@@ -13,7 +13,7 @@ from typing import Any
 
 import polars as pl
 
-from dpmixmin.audit.finding import EXCEEDED, HOLDS, NO_LEAK, NO_POWER, REPORTED
+from dpmixmin.audit.finding import EXCEEDED, FAILURES, HOLDS, NO_LEAK, NO_POWER, REPORTED
 from dpmixmin.report.tables import COLUMNS
 
 TEXTS = ("audit", "mechanism", "task", "method", "learner", "unit", "canary", "statistic", "family", "verdict")
@@ -133,12 +133,19 @@ def mechanism_table(findings: pl.DataFrame) -> pl.DataFrame:
                 "control": least(controls, "control"),
                 "p_value": least(group, "p_value"),
                 **{name: most(group, name) for name in ("ratio", "tpr_at_1", "tpr_at_0p1")},
-                "verdict": worst_verdict(row["verdict"] for row in group),
+                "verdict": _verdict(group),
             }
         )
     names = (*TEXTS, *(name for name in NUMBERS if name not in ("auc_low", "auc_high")))
     schema = {**{name: SCHEMA[name] for name in names}, "attacks": pl.Int64}
     return pl.DataFrame([{name: row[name] for name in schema} for row in table], schema=schema)
+
+
+def _verdict(group: Sequence[Row]) -> str:
+    """Return the worst verdict where one fails; else that of the strongest canaries, on which the power rests."""
+    worst = worst_verdict(row["verdict"] for row in group)
+    strongest = [row["verdict"] for row in group if row["control_gated"]]
+    return worst if worst in FAILURES or not strongest else worst_verdict(strongest)
 
 
 def largest_task(findings: pl.DataFrame, epsilon: float) -> str | None:

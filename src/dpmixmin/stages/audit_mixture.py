@@ -13,9 +13,11 @@ from dpmixmin.audit import subjects
 from dpmixmin.audit.evidence import of_mixture
 from dpmixmin.audit.mixture import audit_mixture
 from dpmixmin.audit.report import publish
+from dpmixmin.audit.trajectories import TwinDiffers
 from dpmixmin.cells import audited_mixtures, audits_room, select
 from dpmixmin.config import Config
 from dpmixmin.data.fetch import say
+from dpmixmin.errors import UserError
 from dpmixmin.paths import Paths
 from dpmixmin.privacy.noise import NoiseSource
 from dpmixmin.sections import MixtureSettings
@@ -37,18 +39,25 @@ def run(config: Config, args) -> None:
     with subjects.mixture_table(config, paths, cells[0]) as (table, more):
         for cell in cells:
             spec = mixture_spec(config, settings, cell.epsilon)
-            audit = audit_mixture(
-                table,
-                spec,
-                config.mixture.learner,
-                settings.learning_rate,
-                runs=config.audit.runs,
-                seed=config.audit.seed,
-                noise=NoiseSource(),
-                # Stand-in units of one record have no names, and nothing to choose among.
-                records_per_step=None if table.names is None else config.private.records_per_step,
-                workers=config.threads,
-            )
+            try:
+                audit = audit_mixture(
+                    table,
+                    spec,
+                    config.mixture.learner,
+                    settings.learning_rate,
+                    runs=config.audit.runs,
+                    seed=config.audit.seed,
+                    noise=NoiseSource(),
+                    # Stand-in units of one record have no names, and nothing to choose among.
+                    records_per_step=None if table.names is None else config.private.records_per_step,
+                    workers=config.threads,
+                )
+            except TwinDiffers:
+                raise UserError(
+                    f"audit: the mixture learner `{config.mixture.learner}` does something else than its "
+                    "audited twin (audit/trajectories.py): clipping, grid, noise, averaging or the update were "
+                    "changed in one only. Do not release what it made; change both, or undo the change"
+                ) from None
             found = of_mixture(audit, spec, cell)
             place = paths.audit(audits_room(config), "mixture", task=cell.task, eps=cell.epsilon)
             publish(place, "audit_mixture", config, found, audit.scores, [*parents, *more], spec=spec)

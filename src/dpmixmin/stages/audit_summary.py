@@ -12,8 +12,7 @@ import polars as pl
 
 from dpmixmin import artifacts, provenance
 from dpmixmin.audit import attacks, bounds, report
-from dpmixmin.audit.evidence import CONFIDENCE
-from dpmixmin.audit.finding import Finding, judge
+from dpmixmin.audit.finding import CONFIDENCE, Finding, judge
 from dpmixmin.cells import audit_folders, audited_mixtures, audits_room
 from dpmixmin.config import Config
 from dpmixmin.paths import Paths
