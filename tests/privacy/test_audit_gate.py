@@ -93,8 +93,11 @@ def test_a_replay_that_moves_too_far_fails():
     )  # fmt: skip
     assert judge([moved]) == [EXCEEDED]
     assert failures([moved]) == [
-        "replay 1000 equal records: one unit moves a release by 2 times the declared sensitivity"
+        "replay dp_sgd 1000 equal records: one unit moves a release by 2 times the declared sensitivity"
     ]
+
+    leaking = replace(moved, canary="nobody: each step has its noise", ratio=math.inf)
+    assert "a release has no noise of its own" in failures([Finding.from_json(leaking.to_json())])[0]
 
 
 def test_findings_survive_the_way_through_json():

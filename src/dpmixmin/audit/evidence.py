@@ -57,7 +57,9 @@ def of_mixture(audit: MixtureAudit, spec: MechanismSpec, cell: Cell) -> list[Fin
                 detects_family=(
                     power.detectable_epsilon(claim, errors.without, delta, "gaussian", CONFIDENCE)
                     if gaussian
-                    else None
+                    else power.detectable_in_family(
+                        scaled_family(composition.events[0]), errors.without, delta, CONFIDENCE
+                    )
                 ),
                 control=bounds.dp_bound(control, delta, CONFIDENCE),
                 p_value=p_value(sharper),
@@ -137,6 +139,9 @@ def _of_gradients(audit: TrainingAudit, composition: Composition, delta: float) 
     return {
         "bound_family": _family_bound(errors, composition, delta),
         "ceiling_family": _family_bound(perfect, composition, delta),
+        "detects_family": power.detectable_in_family(
+            scaled_family(composition.events[0]), min(errors.without, errors.with_canary), delta, CONFIDENCE
+        ),
         "p_value": p_value(errors),
         "best_p": p_value(perfect),
         "counts": asdict(errors),

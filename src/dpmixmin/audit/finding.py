@@ -107,7 +107,8 @@ class Finding:
         """A short name for one line of text."""
         where = [f"{key}={value}" for key, value in (("task", self.task), ("method", self.method)) if value]
         where += [f"eps={self.epsilon:g}"] if self.epsilon is not None else []
-        return " ".join([self.audit, *where, self.canary])
+        mechanism = [self.mechanism] if self.mechanism != self.audit else []
+        return " ".join([self.audit, *mechanism, *where, self.canary])
 
 
 def level(findings: Iterable[Finding]) -> float:

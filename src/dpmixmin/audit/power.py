@@ -13,13 +13,15 @@ every probability here is a finite sum. Two thresholds are offered:
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from functools import lru_cache
 
 import numpy as np
 from scipy.special import bdtr, gammaln, ndtr, ndtri, xlog1py, xlogy
 
 from dpmixmin.audit import attacks
-from dpmixmin.audit.bounds import dp_ceiling, gaussian_ceiling, tail_of, upper_ends
+from dpmixmin.audit.bounds import LARGEST_THETA, dp_ceiling, gaussian_ceiling, tail_of, upper_ends
 from dpmixmin.audit.tradeoff import Tradeoff
 from dpmixmin.privacy.gaussian import gaussian_epsilon, gaussian_mu
 
@@ -98,6 +100,45 @@ def detectable_epsilon(
         middle = (low + high) / 2
         low, high = (low, middle) if detected(middle) else (middle, high)
     return gaussian_epsilon(high, delta)
+
+
+def detectable_in_family(
+    family: Callable[[float], Tradeoff], runs: int, delta: float, confidence: float = 0.95, power: float = 0.8
+) -> float | None:
+    """Return the smallest true epsilon of a family at which its claim, ``family(1)``, is refuted often enough.
+
+    For mechanisms that are no Gaussian: the attack in thought reaches the true trade-off curve at its best threshold.
+
+    Args:
+        family: theta >= 1 to a curve (``tradeoff.scaled_family``); they fall as theta grows.
+        runs: EVAL runs a world.
+        delta: where epsilon is stated.
+        confidence: of the refutation.
+        power: in (0, 1).
+
+    Returns:
+        Epsilon at ``delta``, of a theta within 2 %, upwards; None where even an attack without errors refutes nothing,
+        or no theta up to LARGEST_THETA is caught so often.
+    """
+    ends = upper_ends(runs, tail_of(confidence))
+    allowed = np.searchsorted(ends, family(1.0).beta(ends)) - 1
+    allowed = allowed[allowed >= 0]
+    if not allowed.size:
+        return None
+    fpr = np.geomspace(1e-3 / runs, 0.5, 200)
+
+    def detected(theta: float) -> bool:
+        return float(_exceeding(fpr, np.maximum(family(theta).beta(fpr), 1e-12), runs, allowed).max()) >= power
+
+    low, high = 1.0, 2.0
+    while not detected(high):
+        low, high = high, 2 * high
+        if high > LARGEST_THETA:
+            return None
+    while high > 1.02 * low:
+        middle = math.sqrt(low * high)
+        low, high = (low, middle) if detected(middle) else (middle, high)
+    return family(high).epsilon(delta)
 
 
 def median_bound(

@@ -155,6 +155,7 @@ class _Gaussian(Tradeoff):
         return gaussian_epsilon(self.mu, delta)
 
 
+@lru_cache(maxsize=32)
 def scaled_family(event: GaussianEvent) -> Callable[[float], Tradeoff]:
     """Return the curves of one mechanism with less or more noise than it declares.
 
