@@ -17,8 +17,9 @@ from scipy.stats import binom, ks_2samp, kstest
 from torch.nn.functional import binary_cross_entropy_with_logits
 
 from dpmixmin.audit import one_run
+from dpmixmin.audit.silent import Silent
 from dpmixmin.audit.tradeoff import Tradeoff
-from dpmixmin.audit.training import CanarySum, Plan, Silent, audit_training, flipped, log_likelihood_ratios
+from dpmixmin.audit.training import CanarySum, Plan, audit_training, flipped, log_likelihood_ratios
 from dpmixmin.data.records import Records
 from dpmixmin.data.text_records import TextRecords
 from dpmixmin.finetune.dp_sgd import ClippedSum, fine_tune

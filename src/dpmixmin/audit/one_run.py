@@ -44,6 +44,7 @@ import numpy as np
 from scipy.special import bdtr, expit
 from scipy.stats import binom
 
+from dpmixmin.audit.bounds import largest_theta
 from dpmixmin.audit.tradeoff import Tradeoff
 from dpmixmin.privacy.gaussian import gaussian_epsilon
 
@@ -55,9 +56,6 @@ LEAST_P = 1e-30
 
 LARGEST_EPSILON = 100.0
 """Where searches for an epsilon end; an audit of a million canaries cannot reach it."""
-
-LARGEST_THETA = 1024.0
-"""Where searches in a family of curves end, upwards and (its inverse) downwards."""
 
 _SLACK = 1 + 1e-9
 """Float64 error of the recursion, by which a tail must be impossible."""
@@ -400,22 +398,5 @@ def _epsilon_of_curves(
         curve = family(theta)
         return any(_impossible(m, *each, curve, allowed)[0] for each in guesses)
 
-    theta = _largest_theta(refuted)
+    theta = largest_theta(refuted)
     return family(theta).epsilon(delta) if theta else 0.0
-
-
-def _largest_theta(refuted: Callable[[float], bool]) -> float:
-    """Return the largest refuted theta, within 1 %, downwards, in [1/1024, 1024]; 0 if none is."""
-    low, high = 1.0, 1.0
-    if refuted(1.0):
-        while (high := 2 * low) <= LARGEST_THETA and refuted(high):
-            low = high
-    else:
-        while not refuted(low := high / 2):
-            high = low
-            if high <= 1 / LARGEST_THETA:
-                return 0.0
-    while high > 1.01 * low:
-        middle = math.sqrt(low * high)
-        low, high = (middle, high) if refuted(middle) else (low, middle)
-    return low

@@ -33,6 +33,7 @@ import pyarrow as pa
 import torch
 from torch import nn
 
+from dpmixmin.audit.silent import Silent
 from dpmixmin.finetune.dp_sgd import ClippedSum, fine_tune
 from dpmixmin.privacy import subsample
 from dpmixmin.privacy.mechanisms import ModelGaussian
@@ -229,23 +230,6 @@ class CanarySum(ClippedSum):
 def _extended(values: np.ndarray, rows: int) -> np.ndarray:
     """Return an array with so many rows of zeros more."""
     return np.concatenate([values, np.zeros((rows, *values.shape[1:]), dtype=values.dtype)])
-
-
-class Silent(NoiseSource):
-    """For the control: another source's bytes and coins, and no noise."""
-
-    private = False
-
-    def __init__(self, source: NoiseSource):
-        self._source = source
-
-    def random_bytes(self, count: int) -> bytes:
-        """Return the other source's bytes."""
-        return self._source.random_bytes(count)
-
-    def gaussian(self, std: float, size: int) -> np.ndarray:
-        """Return zeros."""
-        return np.zeros(size)
 
 
 @dataclass(frozen=True)

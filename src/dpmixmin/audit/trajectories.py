@@ -25,6 +25,7 @@ import numpy as np
 from dpmixmin.audit.canaries import Canary, Learner, joined
 from dpmixmin.audit.others import Others
 from dpmixmin.audit.replay import Taped
+from dpmixmin.audit.silent import Silent
 from dpmixmin.mixing.learners import learn, learn_private
 from dpmixmin.mixing.objective import UnitGradients
 from dpmixmin.privacy.noise import NoiseSource
@@ -39,23 +40,6 @@ _FLOOR = 1e-4
 
 class TwinDiffers(AssertionError):
     """The fast runs and the shipped learner do different things: what the audit shows is not about the mechanism."""
-
-
-class Silent(NoiseSource):
-    """For the control: another source's bytes and coins, and no noise."""
-
-    private = False
-
-    def __init__(self, source: NoiseSource):
-        self._source = source
-
-    def random_bytes(self, count: int) -> bytes:
-        """Return the other source's bytes."""
-        return self._source.random_bytes(count)
-
-    def rounded_gaussian(self, scale: float, size: int) -> np.ndarray:
-        """Return zeros."""
-        return np.zeros(size, dtype=np.int64)
 
 
 @dataclass(frozen=True)
