@@ -251,7 +251,8 @@ def test_section_says_what_came_out_and_what_it_does_not_mean():
     )
     assert "controls of natural canaries are reported and not gated" in text
     assert "learned 2,000 times without and 2,000 times with one record more" in text
-    assert "0.503 (0.481 to 0.525) 0.731 1.2 % 2.7 %" in text  # AUC, what the claim allows, TPR, what it allows
+    # mean and largest AUC, what the claim allows, TPR, what it allows
+    assert re.search(r"0\.503 0\.503 \(0\.481 to 0\.525\) \S.* 0\.731 1\.2 % 2\.7 %", text)
     assert "0.9998" in text
     assert "stand-in" not in text
 

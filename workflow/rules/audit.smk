@@ -7,28 +7,6 @@ a report per cell, a summary, and `gate/passed.json`, which `all` and `release` 
 Spends: nothing. What is drawn here is measured and never released; a second audit costs nothing in the ledger.
 """
 
-ROOM = cells.audits_room(CONFIG)
-STUDIED = CONFIG.mode == "study"
-AUDITED_MIXTURES = cells.audited_mixtures(CONFIG)
-AUDITED_TRAININGS = cells.audited_trainings(CONFIG)
-AUDIT_FILES = ("audit.json", "scores.parquet")
-
-
-def mixture_audits(task):
-    """Return the folders of one task's mixture audits."""
-    return [PATHS.audit(ROOM, "mixture", task=c.task, eps=c.epsilon) for c in AUDITED_MIXTURES if c.task == task]
-
-
-def training_audits(chosen):
-    """Return the folders of audits of fine-tuning."""
-    return [PATHS.audit(ROOM, "training", task=c.task, method=c.method, eps=c.epsilon) for c in chosen]
-
-
-def finetuned_of(task):
-    """Return the fine-tuned cells of one task."""
-    return cells.select(CELLS, stage="finetuned", task=task)
-
-
 for audited_task in sorted({cell.task for cell in AUDITED_MIXTURES}):
 
     rule:

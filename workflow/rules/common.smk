@@ -134,6 +134,28 @@ def models_of(task):
     return [cell for cell in CELLS if cell.task in ("", task)]
 
 
+def mixture_audits(task):
+    """Return the folders of one task's mixture audits."""
+    return [PATHS.audit(ROOM, "mixture", task=c.task, eps=c.epsilon) for c in AUDITED_MIXTURES if c.task == task]
+
+
+def training_audits(chosen):
+    """Return the folders of audits of fine-tuning."""
+    return [PATHS.audit(ROOM, "training", task=c.task, method=c.method, eps=c.epsilon) for c in chosen]
+
+
+def finetuned_of(task):
+    """Return the fine-tuned cells of one task."""
+    return cells.select(CELLS, stage="finetuned", task=task)
+
+
+# What is audited, and where the audits lie.
+ROOM = cells.audits_room(CONFIG)
+STUDIED = CONFIG.mode == "study"
+AUDITED_MIXTURES = cells.audited_mixtures(CONFIG)
+AUDITED_TRAININGS = cells.audited_trainings(CONFIG)
+AUDIT_FILES = ("audit.json", "scores.parquet")
+
 # What a kind of data adds: names of files, and of the artefacts that several rules read.
 if CONFIG.text:
     MODEL = GPT2_FILES
@@ -155,7 +177,7 @@ FINETUNED = (*MODEL, *CARD, "privacy.json")
 EVALUATION = ("metrics.json", "released.json", "privacy.json")
 SETTINGS = ("settings.json", "curve.parquet")
 SUMMARY = ("audits.csv", "table.csv", "audits.txt", "index.html")
-if cells.audited_mixtures(CONFIG):
+if AUDITED_MIXTURES:
     SUMMARY += tuple(f"figure_{name}.{kind}" for name in ("tradeoff", "audit_bounds") for kind in ("svg", "png"))
 FILES = {"mixture": WEIGHTS, "pretrained": PRETRAINED, "finetuned": FINETUNED}
 TUNED_MIXTURE = CONFIG.mixture.settings is None

@@ -23,7 +23,7 @@ from dpmixmin.data import corpora, split
 from dpmixmin.data.fetch import say
 from dpmixmin.data.records import Records
 from dpmixmin.data.text_records import TextRecords
-from dpmixmin.paths import Paths
+from dpmixmin.paths import STUDY, Paths
 from dpmixmin.privacy.ledger import Ledger, Study
 
 SCHEMA = {"method": pa.string(), "mechanism": pa.string(), "epsilon": pa.float64(), "seed": pa.int64(),
@@ -124,7 +124,8 @@ def _findings(config: Config, cell: Cell, found: dict[str, membership.Membership
             epsilon=cell.epsilon,
             seed=cell.seed,
             statistic=name,
-            claim=cell.epsilon,
+            # A chain with a non-private mixture claims nothing.
+            claim=None if cell.room == STUDY else cell.epsilon,
             auc=one.auc,
             auc_low=one.auc_low,
             auc_high=one.auc_high,
