@@ -52,6 +52,7 @@ def checkout(tmp_path) -> Checkout:
     config["finetune"]["settings"].update(steps=10, batch=40)
     config["proxy"] = {"steps": 40}
     config["pretrain"] = {"steps": 20}
+    config["audit"] = {"runs": 60, "canaries": 60}
     config["ledger"]["path"] = str(tmp_path / "a ledger")
     (made.path / "mine.yaml").write_text(yaml.safe_dump(config))
     return made

@@ -8,6 +8,9 @@ import signal
 
 import pytest
 
+NO_AUDITS = ("--config", "audit=none")
+"""Audits have tests of their own (test_audits.py)."""
+
 MIXTURES = "results/mini/released/mixtures"
 
 
@@ -152,17 +155,17 @@ def test_killed_runs_finish_with_the_same_command_and_release_nothing_twice(fini
         shutil.rmtree(copy.path / folder)
     total = len(finished.ledger_events())
     for events in (1, total // 3, 2 * total // 3):
-        copy.kill_when_ledger_has(events, "all", "-c2", "--rerun-incomplete", how=how)
+        copy.kill_when_ledger_has(events, "all", "-c2", "--rerun-incomplete", *NO_AUDITS, how=how)
         assert len(copy.ledger_events()) < total, "the run ended before it could be killed"
         copy.snakemake("--unlock")
-    copy.snakemake("all", "-c2", "--rerun-incomplete")
+    copy.snakemake("all", "-c2", "--rerun-incomplete", *NO_AUDITS)
     assert set(copy.committed().values()) == {1}
     assert set(copy.committed())
     assert len(copy.committed()) == len(finished.committed())
     reserved = [event for event in copy.ledger_events() if event["event"] == "reserved"]
     ended = [event for event in copy.ledger_events() if event["event"] in ("committed", "void")]
     assert len(reserved) == len(ended)
-    assert copy.planned("all") == set()
+    assert copy.planned("all", *NO_AUDITS) == set()
 
 
 def test_one_cell_and_one_stage_can_be_asked_for(copy):
