@@ -408,3 +408,17 @@ def test_the_curve_has_every_threshold_once():
     # The area below it is the probability that a score without the canary is the larger one.
     larger = (without[:, None] > with_canary).mean() + (without[:, None] == with_canary).mean() / 2
     assert np.trapezoid(fnr, fpr) == pytest.approx(larger)
+
+
+def test_a_unit_that_may_never_be_sampled_ends_the_search():
+    """(1 - q)**T = 0.12 of false negatives stay however little noise there is: few errors then reject every theta."""
+    asked = []
+    family = scaled_family(GaussianEvent(0.85, 0.1, 20))
+
+    def watched(theta: float):
+        asked.append(theta)
+        return family(theta)
+
+    found = bounds.tradeoff_bound(Errors(0, 1000, 0, 1000), watched, DELTA)
+    assert 50 < found <= bounds.LARGEST_EPSILON
+    assert max(asked) <= 8  # at 256 a curve takes a minute

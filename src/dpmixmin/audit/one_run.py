@@ -44,7 +44,7 @@ import numpy as np
 from scipy.special import bdtr, expit
 from scipy.stats import binom
 
-from dpmixmin.audit.bounds import largest_theta
+from dpmixmin.audit.bounds import LARGEST_EPSILON, largest_theta
 from dpmixmin.audit.tradeoff import Tradeoff
 from dpmixmin.privacy.gaussian import gaussian_epsilon
 
@@ -53,9 +53,6 @@ FRACTIONS = (0.05, 0.1, 0.25, 0.5, 1.0)
 
 LEAST_P = 1e-30
 """Smallest p-value that the test of a trade-off curve returns."""
-
-LARGEST_EPSILON = 100.0
-"""Where searches for an epsilon end; an audit of a million canaries cannot reach it."""
 
 _SLACK = 1 + 1e-9
 """Float64 error of the recursion, by which a tail must be impossible."""
@@ -396,6 +393,8 @@ def _epsilon_of_curves(
 
     def refuted(theta: float) -> bool:
         curve = family(theta)
+        if curve.epsilon(delta) > LARGEST_EPSILON:  # see bounds.tradeoff_bound
+            return False
         return any(_impossible(m, *each, curve, allowed)[0] for each in guesses)
 
     theta = largest_theta(refuted)

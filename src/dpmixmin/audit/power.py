@@ -21,7 +21,7 @@ import numpy as np
 from scipy.special import bdtr, gammaln, ndtr, ndtri, xlog1py, xlogy
 
 from dpmixmin.audit import attacks
-from dpmixmin.audit.bounds import LARGEST_THETA, dp_ceiling, gaussian_ceiling, tail_of, upper_ends
+from dpmixmin.audit.bounds import LARGEST_EPSILON, dp_ceiling, gaussian_ceiling, tail_of, upper_ends
 from dpmixmin.audit.tradeoff import Tradeoff
 from dpmixmin.privacy.gaussian import gaussian_epsilon, gaussian_mu
 
@@ -118,7 +118,7 @@ def detectable_in_family(
 
     Returns:
         Epsilon at ``delta``, of a theta within 2 %, upwards; None where even an attack without errors refutes nothing,
-        or no theta up to LARGEST_THETA is caught so often.
+        or no epsilon up to LARGEST_EPSILON is caught so often.
     """
     ends = upper_ends(runs, tail_of(confidence))
     allowed = np.searchsorted(ends, family(1.0).beta(ends)) - 1
@@ -133,7 +133,7 @@ def detectable_in_family(
     low, high = 1.0, 2.0
     while not detected(high):
         low, high = high, 2 * high
-        if high > LARGEST_THETA:
+        if family(high).epsilon(delta) > LARGEST_EPSILON:
             return None
     while high > 1.02 * low:
         middle = math.sqrt(low * high)
