@@ -4,10 +4,13 @@ import math
 from dataclasses import replace
 
 import deployment
+import numpy as np
 import pytest
 from deployment import FINETUNE, MIXTURE, raw_config, release
+from torch import nn
 
 from dpmixmin import artifacts
+from dpmixmin.audit.evidence import of_training
 from dpmixmin.audit.finding import (
     EXCEEDED,
     FALSE_ALARM,
@@ -20,11 +23,18 @@ from dpmixmin.audit.finding import (
     judge,
     level,
 )
+from dpmixmin.audit.training import audit_training
+from dpmixmin.cells import Cell
 from dpmixmin.config import validate
 from dpmixmin.errors import UserError
+from dpmixmin.finetune.dp_sgd import ClippedSum
+from dpmixmin.models import networks
 from dpmixmin.paths import Paths
+from dpmixmin.privacy.mechanisms import ModelGaussian
+from dpmixmin.privacy.noise import NoiseSource
 from dpmixmin.release.derive import expected
 
+MODEL = nn.Sequential(nn.Linear(40, 10), nn.Linear(10, 1))
 made, home = deployment.made, deployment.home
 
 SOUND = Finding(
@@ -41,6 +51,7 @@ SOUND = Finding(
     family="gaussian",
     ceiling=5.6,
     control=5.6,
+    control_ceiling=5.6,
     p_value=0.4,
     best_p=1e-12,
     gated=True,
@@ -75,6 +86,8 @@ def test_a_control_that_does_not_leak_fails_where_it_could_have_leaked():
     deaf = replace(SOUND, control=0.3)
     assert judge([deaf]) == [NO_LEAK]
     assert "without noise the attack shows epsilon 0.3 only, claimed 1" in failures([deaf])[0]
+    # A sampled canary that seldom enters a step: the control cannot be relied on to exceed this claim.
+    assert judge([replace(deaf, control_ceiling=0.5)]) == [HOLDS]
     # A natural canary may hide without noise too: its control is reported.
     assert judge([replace(deaf, canary="natural", control_gated=False)]) == [HOLDS]
 
@@ -128,3 +141,27 @@ def test_a_chain_is_released_only_with_the_specs_that_passed(home):
         release(home, audit="required")
     publish_gate(config, specs[:2])
     assert release(home, audit="required")[1]
+
+
+# -- the evidence ---------------------------------------------------------------------------------------------
+
+
+def test_a_sound_mechanism_whose_canaries_seldom_enter_does_not_fail_its_control():
+    """q = 0.05, 20 steps: a third of the canaries never enters a step, so even without noise they stay hidden."""
+    spec = ModelGaussian.for_target(
+        epsilon=2.0, delta=1e-5, clip=1.0, steps=20, sampling_rate=0.05, nominal_units=400.0
+    )
+
+    def build(make=ClippedSum):
+        model = nn.Sequential(nn.Linear(40, 10), nn.Linear(10, 1))
+        networks.load_bytes(model, networks.state_bytes(MODEL))
+        x = np.random.default_rng(0).normal(size=(40, 40)).astype(np.float32)
+        return make(model, x, np.ones(40, np.float32), np.arange(40), 40)
+
+    audit = audit_training(build, spec, 0.1, NoiseSource(), canaries=400, seed=0)
+    cell = Cell("finetuned", "odd", "dp_mixmin", "centred", "dp_sgd", 2.0, 0, "", "study")
+    found = of_training(audit, spec, cell)[0]
+    assert found.canary == "gradient"
+    assert found.control > found.claim
+    assert found.control_ceiling < found.ceiling
+    assert judge([found])[0] != NO_LEAK

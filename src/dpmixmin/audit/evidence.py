@@ -11,6 +11,8 @@ from collections.abc import Callable
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
+from scipy.stats import binom
+
 from dpmixmin.audit import attacks, bounds, one_run, power
 from dpmixmin.audit.bounds import Errors
 from dpmixmin.audit.finding import CONFIDENCE, Finding
@@ -62,6 +64,7 @@ def of_mixture(audit: MixtureAudit, spec: MechanismSpec, cell: Cell) -> list[Fin
                     )
                 ),
                 control=bounds.dp_bound(control, delta, CONFIDENCE),
+                control_ceiling=_reliable(control, spec),
                 p_value=p_value(sharper),
                 best_p=p_value(perfect),
                 gated=True,
@@ -108,11 +111,13 @@ def of_training(audit: TrainingAudit, spec: MechanismSpec, cell: Cell) -> list[F
     for kind in audit.kinds:
         found = one_run.evaluate(*audit.arrays(kind))
         perfect, without_noise = found.perfect(), one_run.evaluate(*audit.control.arrays(kind))
-        sharp = (
-            _of_gradients(audit, composition, delta)
-            if kind == GRADIENT
-            else _of_guesses(found, composition, claim, delta)
-        )
+        if kind == GRADIENT:
+            sharp = _of_gradients(audit, spec, composition)
+            # Of a sampled canary that never enters, guessing "out" is right by chance only: two worlds see further.
+            sharp["control"] = max(sharp["control"], without_noise.epsilon_dp(delta, CONFIDENCE))
+        else:
+            sharp = _of_guesses(found, composition, claim, delta)
+            sharp["control"] = without_noise.epsilon_dp(delta, CONFIDENCE)
         findings.append(
             Finding(
                 **shared,
@@ -122,7 +127,6 @@ def of_training(audit: TrainingAudit, spec: MechanismSpec, cell: Cell) -> list[F
                 family="gaussian" if composition.mu is not None else "sampled gaussian",
                 ceiling=perfect.epsilon_dp(delta, CONFIDENCE),
                 detects=one_run.detectable_epsilon(found.m, claim, delta, confidence=CONFIDENCE),
-                control=without_noise.epsilon_dp(delta, CONFIDENCE),
                 gated=True,
                 control_gated=kind in CONTROLLED,
                 **sharp,
@@ -131,8 +135,10 @@ def of_training(audit: TrainingAudit, spec: MechanismSpec, cell: Cell) -> list[F
     return findings
 
 
-def _of_gradients(audit: TrainingAudit, composition: Composition, delta: float) -> dict:
-    """Return what the errors of independent gradient canaries say of the mechanism's own family."""
+def _of_gradients(audit: TrainingAudit, spec: MechanismSpec, composition: Composition) -> dict:
+    """Return what errors of independent gradient canaries say of the mechanism's own family, and of the control."""
+    delta, silent = spec.delta, audit.control
+    control = attacks.count(attacks.choose(silent.select(), delta, "dp"), silent.evaluate())
     errors = attacks.count(attacks.choose(audit.select(), delta, "gaussian"), audit.evaluate())
     perfect = Errors(0, errors.without, 0, errors.with_canary)
     p_value = _test_of(composition)
@@ -142,6 +148,8 @@ def _of_gradients(audit: TrainingAudit, composition: Composition, delta: float) 
         "detects_family": power.detectable_in_family(
             scaled_family(composition.events[0]), min(errors.without, errors.with_canary), delta, CONFIDENCE
         ),
+        "control": bounds.dp_bound(control, delta, CONFIDENCE),
+        "control_ceiling": _reliable(control, spec),
         "p_value": p_value(errors),
         "best_p": p_value(perfect),
         "counts": asdict(errors),
@@ -159,6 +167,17 @@ def _of_guesses(found: one_run.OneRun, composition: Composition, claim: float, d
         "best_p": found.perfect().p_value(claimed),
         "counts": {"canaries": found.m} | {f"right_of_{made}": correct for made, correct in found.guesses},
     }
+
+
+def _reliable(control: Errors, spec: MechanismSpec) -> float:
+    """Return the bound that a control without noise falls short of with probability 1e-6 at most.
+
+    Nothing tells that a canary is there if it never entered a step: (1 - q)**T of them, and as many more as chance may
+    make, are missed by every attack.
+    """
+    hidden = (1 - spec.sampling_rate) ** spec.steps
+    missed = int(binom.ppf(1 - 1e-6, control.with_canary, hidden)) if control.with_canary and hidden else 0
+    return bounds.dp_bound(Errors(0, control.without, missed, control.with_canary), spec.delta, CONFIDENCE)
 
 
 def _shared(audit: str, mechanism: str, spec: MechanismSpec, cell: Cell) -> dict:

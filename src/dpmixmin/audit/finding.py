@@ -47,6 +47,8 @@ class Finding:
         detects: smallest true epsilon that ``bound`` would have shown to exceed the claim with probability 0.8;
             None: none (no power). ``detects_family``: the same of ``bound_family``.
         control: ``bound`` of the same attack without noise, or None where there is no control.
+        control_ceiling: what a control can be relied on to show: a unit that is sampled may never enter a step, and
+            then nothing tells that it is there.
         p_value: of "the claim holds", or None where nothing is tested.
         best_p: the p-value that an attack without errors would have given: how much the audit could have shown.
         gated: whether the gate looks at ``p_value``.
@@ -78,6 +80,7 @@ class Finding:
     detects: float | None = None
     detects_family: float | None = None
     control: float | None = None
+    control_ceiling: float | None = None
     p_value: float | None = None
     best_p: float | None = None
     gated: bool = False
@@ -125,14 +128,18 @@ def verdict(finding: Finding, threshold: float) -> str:
 
     Returns:
         EXCEEDED: the claim is refuted. ``control does not leak``: without noise the same attack does not exceed a
-        claim that its bound could have exceeded, so the attack proves nothing. ``no power``: an attack without errors
+        claim that it could have exceeded, so the attack proves nothing. ``no power``: an attack without errors
         would not have refuted the claim either. Otherwise holds; ``reported`` where the gate does not look.
     """
     if not (finding.gated or finding.control_gated):
         return REPORTED
     if finding.gated and finding.p_value is not None and finding.p_value < threshold:
         return EXCEEDED
-    if finding.control_gated and finding.control is not None and finding.control <= finding.claim < finding.ceiling:
+    if (
+        finding.control_gated
+        and finding.control is not None
+        and finding.control <= finding.claim < finding.control_ceiling
+    ):
         return NO_LEAK
     if finding.best_p is not None and finding.best_p >= threshold:
         return NO_POWER
