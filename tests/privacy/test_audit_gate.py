@@ -10,6 +10,7 @@ from deployment import FINETUNE, MIXTURE, raw_config, release
 from torch import nn
 
 from dpmixmin import artifacts
+from dpmixmin.audit import attacks, bounds, evidence
 from dpmixmin.audit.evidence import of_training
 from dpmixmin.audit.finding import (
     EXCEEDED,
@@ -23,6 +24,7 @@ from dpmixmin.audit.finding import (
     judge,
     level,
 )
+from dpmixmin.audit.tradeoff import Tradeoff
 from dpmixmin.audit.training import audit_training
 from dpmixmin.cells import Cell
 from dpmixmin.config import validate
@@ -30,6 +32,7 @@ from dpmixmin.errors import UserError
 from dpmixmin.finetune.dp_sgd import ClippedSum
 from dpmixmin.models import networks
 from dpmixmin.paths import Paths
+from dpmixmin.privacy.gaussian import gaussian_mu
 from dpmixmin.privacy.mechanisms import ModelGaussian
 from dpmixmin.privacy.noise import NoiseSource
 from dpmixmin.release.derive import expected
@@ -165,3 +168,15 @@ def test_a_sound_mechanism_whose_canaries_seldom_enter_does_not_fail_its_control
     assert found.control > found.claim
     assert found.control_ceiling < found.ceiling
     assert judge([found])[0] != NO_LEAK
+
+
+def test_a_wrong_conversion_of_the_curve_to_epsilon_is_refuted():
+    """The curve is right and the stated epsilon is an eighth of the truth: the claim fails by its own bound."""
+    truth = gaussian_mu(8.0, 1e-5)
+    rng = np.random.default_rng(0)
+    scores = {"score": (rng.normal(size=1000), rng.normal(size=1000) + truth)}
+    attack = attacks.choose(scores, 1e-5, "dp")
+    errors = attacks.count(attack, {"score": (rng.normal(size=1000), rng.normal(size=1000) + truth)})
+    assert not bounds.rejects(errors, Tradeoff.gaussian(truth), 0.999)
+    assert evidence._either(1.0, evidence._p_of_dp(errors, 1.0, 1e-5)) < 1e-4
+    assert evidence._either(1.0, evidence._p_of_dp(errors, 8.0, 1e-5)) == 1.0

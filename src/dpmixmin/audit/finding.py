@@ -152,6 +152,11 @@ def judge(findings: list[Finding]) -> list[str]:
     return [verdict(finding, threshold) for finding in findings]
 
 
+def failed_names(findings: list[Finding]) -> list[str]:
+    """Return the names of the findings that fail the gate, in the order of :func:`failures`."""
+    return [each.name for each, judged in zip(findings, judge(findings), strict=True) if judged in FAILURES]
+
+
 def failures(findings: list[Finding]) -> list[str]:
     """Return one sentence for each finding that fails the gate: what, by how much."""
     found = []

@@ -58,6 +58,7 @@ def read(folders: list[str]) -> list[Finding]:
 
 
 def specs(folders: list[str]) -> list[str]:
-    """Return the digests of the specs that these audits attacked."""
-    found = [artifacts.read_json(f"{folder}/audit.json")["spec"] for folder in folders]
-    return sorted({spec["digest"] for spec in found if spec is not None})
+    """Return the digests of the specs that these audits attacked; an audit without a tested claim passes nothing."""
+    audits = [artifacts.read_json(f"{folder}/audit.json") for folder in folders]
+    tested = [audit for audit in audits if any(finding["gated"] for finding in audit["findings"])]
+    return sorted({audit["spec"]["digest"] for audit in tested if audit["spec"] is not None})

@@ -61,4 +61,4 @@ def run(config: Config, args) -> None:
             found = of_mixture(audit, spec, cell)
             place = paths.audit(audits_room(config), "mixture", task=cell.task, eps=cell.epsilon)
             publish(place, "audit_mixture", config, found, audit.scores, [*parents, *more], spec=spec)
-            say(f"  {cell.task} at epsilon {cell.epsilon:g}: {config.audit.runs} runs a world, {len(found)} canaries")
+            say(f"  {cell.task} at epsilon {cell.epsilon:g}: {config.audit.runs} runs a world")

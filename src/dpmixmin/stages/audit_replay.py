@@ -39,7 +39,7 @@ def run(config: Config, args) -> None:
     ):
         results += replayed
         findings.append(_finding(replays.worst(replayed), spec))
-        say(f"  {findings[-1].mechanism}: {len(replayed)} pairs of neighbours")
+        say(f"  {findings[-1].mechanism}: replayed on neighbours")
     folder = paths.audit(audits_room(config), "replay")
     publish(folder, "audit_replay", config, findings, replays.scores(results), parents)
 
