@@ -133,6 +133,7 @@ def test_the_budget_says_what_was_spent_and_what_is_left(deployed):
         assert word in text, word
 
 
+@pytest.mark.ci
 def test_rule_18_deleting_editing_and_cloning_publish_the_same_bytes_for_nothing(copy, tmp_path):
     before, events = copy.released(), copy.events()
     copy.leave_audits_out()

@@ -94,6 +94,7 @@ def test_the_readme_example_runs_on_patients_with_bad_values(checkout):
     assert "prepare_records" in checkout.planned("all", config="mine.yaml")
 
 
+@pytest.mark.ci
 def test_an_empty_sensitive_file_is_a_dataset_like_any_other(checkout):
     """Rule 5: nothing in public says that it is empty."""
     write_data(checkout.path, bad_values=False)
