@@ -55,7 +55,7 @@ mail-full: install ## The same with three seeds and every cell (hours)
 test: install lint ## Pass the tests
 	$(BIN)/python -m pytest
 
-test-ci: install ## Run the language-model pipeline in miniature, on real text and mail (about 4 minutes)
+test-ci: install ## Run the language-model pipeline in miniature, on real text and mail, and slow workflow tests (about 10 minutes)
 	$(BIN)/python -m pytest -m ci
 
 test-slow: install ## Break every privacy rule on purpose, and pass the slow statistics (about 15 minutes)
