@@ -428,3 +428,9 @@ def test_the_loss_of_a_canary_is_the_objectives_up_to_a_constant(rng):
         expected = np.array([objective.mean_loss(unit, each) for each in weights])
         found = canary.losses(weights)
         np.testing.assert_allclose(found - found[0], expected - expected[0], atol=1e-10, err_msg=kind)
+
+
+def test_a_unit_that_does_not_fit_is_passed_over_and_not_the_end():
+    """A first unit of many rows once left D empty."""
+    assert canaries.fitting_rows(np.array([9, 2, 3, 4, 1]), 6).tolist() == [False, True, True, False, True]
+    assert not canaries.fitting_rows(np.array([], dtype=int), 6).size

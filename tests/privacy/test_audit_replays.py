@@ -194,7 +194,14 @@ class Quiet(GridGaussian):
         return super().release_sum(vectors, noise) if len(vectors) else np.zeros(vectors.shape[1])
 
 
-@pytest.mark.parametrize(("kind", "steps"), [(Repeating, 9), (Quiet, 10)])
+class QuietCoordinate(GridGaussian):
+    """Adds no noise to one source's coordinate."""
+
+    def add_noise(self, total, noise):
+        return np.where(np.arange(len(total)) == 1, total, super().add_noise(total, noise))
+
+
+@pytest.mark.parametrize(("kind", "steps"), [(Repeating, 9), (Quiet, 10), (QuietCoordinate, 10)])
 def test_rules_5_and_14_steps_without_noise_of_their_own_are_found(kind, steps, rng):
     """Between neighbours nothing is wrong."""
     spec = kind(

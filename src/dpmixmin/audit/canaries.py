@@ -186,8 +186,27 @@ def choose(mechanism: Learner, table: SourceTable, seed: int, noise: NoiseSource
             for name, index in ((NATURAL, natural), (WORST, worst))
         ]
     sizes = np.bincount(table.owner, minlength=table.count)
-    others = table.keep(kept & (np.cumsum(sizes * kept) <= ROWS))
+    kept[kept] = fitting_rows(sizes[kept], ROWS)
+    others = table.keep(kept)
     return others, [*canaries, max_clip(mechanism, others)]
+
+
+def fitting_rows(sizes: np.ndarray, limit: int) -> np.ndarray:
+    """Say which units are taken, one after another, while their rows fit; one that does not is passed over.
+
+    Args:
+        sizes: rows of each unit, shape (units,).
+        limit: rows of all that are taken.
+
+    Returns:
+        Boolean of shape (units,).
+    """
+    taken = np.zeros(len(sizes), dtype=bool)
+    for index in np.flatnonzero(sizes <= limit):
+        if sizes[index] <= limit:
+            taken[index] = True
+            limit -= sizes[index]
+    return taken
 
 
 def max_clip(mechanism: Learner, others: SourceTable) -> Canary:

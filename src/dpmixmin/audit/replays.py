@@ -24,6 +24,7 @@ import numpy as np
 import pyarrow as pa
 
 from dpmixmin import evaluation
+from dpmixmin.audit.canaries import fitting_rows
 from dpmixmin.audit.replay import (
     Diverged,
     OftenPresent,
@@ -109,16 +110,19 @@ def _results(
 
 
 def _noise_alone(mechanism: str, run: Run, spec: MechanismSpec, nobody: Any) -> ReplayResult:
-    """Run over nobody, and mark releases that are zero or repeat an earlier one.
+    """Run over nobody, and mark releases that are zero or repeat an earlier one; all, where a coordinate stays zero.
 
     Two Gaussians of grid scale coincide in one coordinate with probability below 1e-6 for a noise multiplier of 0.3.
     """
     releases = record(run, spec, nobody, OftenPresent).releases
-    earlier = [np.zeros_like(releases[0])]
+    earlier, still = [np.zeros_like(releases[0])], np.ones(np.shape(releases[0]), dtype=bool)
     ratios = []
     for release in releases:
         ratios.append(np.inf if any(np.array_equal(release, each) for each in earlier) else 0.0)
+        still &= release == 0
         earlier.append(release)
+    if still.any():
+        ratios = [np.inf] * len(ratios)
     return ReplayResult(mechanism, "nobody: each step has its noise", np.asarray(ratios))
 
 
@@ -162,7 +166,7 @@ def _chosen(rows: np.ndarray, limit: int) -> tuple[np.ndarray, dict[str, int]]:
     # Two names of one unit: the first stays.
     named = {int(rows.argmax()): "largest unit", len(rows) - 1: "last unit", 0: "first unit"}
     rest = np.setdiff1d(np.arange(len(rows)), list(named))
-    fitting = rest[np.cumsum(rows[rest]) <= limit - rows[list(named)].sum()]
+    fitting = rest[fitting_rows(rows[rest], limit - rows[list(named)].sum())]
     return np.sort(np.r_[list(named), fitting]), {name: unit for unit, name in named.items()}
 
 
