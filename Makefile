@@ -8,7 +8,7 @@ STAMP := $(VENV)/.installed
 REPORT := results/digits/study/report
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo full deploy mail mail-full test test-ci test-slow bench lint schema clean
+.PHONY: help install demo full deploy mail mail-full test test-ci test-slurm test-slow bench lint schema clean
 
 help: ## Show this help
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
@@ -55,8 +55,17 @@ mail-full: install ## The same with three seeds and every cell (hours)
 test: install lint ## Pass the tests
 	$(BIN)/python -m pytest
 
-test-ci: install ## Run the language-model pipeline in miniature, on real text and mail, and slow workflow tests (about 10 minutes)
+test-ci: install ## Run the language-model pipeline in miniature, slow workflow tests, and test-slurm (about 30 minutes)
 	$(BIN)/python -m pytest -m ci
+	$(MAKE) test-slurm
+
+# Debian's packages are installed where they are missing and may be; where not, the tests fail and say what is missing.
+SLURM := munged slurmctld slurmd srun
+test-slurm: install ## Run `snakemake --profile slurm` on a real Slurm on this machine, and break it (root, Debian)
+	@missing=; for program in $(SLURM); do PATH="$$PATH:/usr/sbin" command -v $$program > /dev/null || missing=1; done; \
+	if [ -n "$$missing" ] && [ "$$(id -u)" = 0 ] && command -v apt-get > /dev/null; then apt-get -qq update && \
+	  DEBIAN_FRONTEND=noninteractive apt-get -qq install --no-install-recommends slurmctld slurmd slurm-client munge; fi
+	DPMIXMIN_NEEDS_SLURM=1 $(BIN)/python -m pytest -m slurm
 
 test-slow: install ## Break every privacy rule on purpose, and pass the slow statistics (about 15 minutes)
 	$(BIN)/python -m pytest -m slow

@@ -1,8 +1,9 @@
 """Command line: ``python -m dpmixmin STAGE [--config FILE] [options]``.
 
 Each stage can be run by hand; Snakemake runs the same commands. A user's mistake is one line and exit status 1.
-Anything else that fails in a stage that reads sensitive records is shown by its kind and place only: its text could
-hold a value. The whole traceback then goes to ``private/logs/``.
+So are a signal and a full disk, after which the same command goes on from where it was. Anything else that fails in a
+stage that reads sensitive records is shown by its kind and place only: its text could hold a value. The whole
+traceback then goes to ``private/logs/``.
 """
 
 from __future__ import annotations
@@ -10,14 +11,17 @@ from __future__ import annotations
 import argparse
 import contextlib
 import importlib
+import io
 import logging
 import os
+import signal
 import sys
 import traceback
 import warnings
 from pathlib import Path
 
-from dpmixmin.errors import UserError
+from dpmixmin import interrupt
+from dpmixmin.errors import UserError, disk_failure
 
 STAGES = {
     "fetch": "get the data that the config names, or say where it must be",
@@ -50,6 +54,7 @@ STAGES = {
     "audit_summary": "put claims, bounds, controls and power in one table",
     "audit_gate": "fail if an audit refuted a claim",
     "report": "tables, figures and the page (study)",
+    "status": "show what runs, how far it is, and where its log is",
     "budget": "show what was spent on the dataset, and what is left",
     "release": "write the bundle of a deployment's chain",
     "verify": "check a bundle: needs nothing but the bundle",
@@ -62,10 +67,32 @@ PRIVATE_STAGES = {"split", "mix", *_READ_RECORDS, *(f"text_{stage}" for stage in
 WITHOUT_CONFIG = {"verify"}
 """Stages that a third party runs, with nothing but what it was given."""
 
+PRINTED = {"status", "budget", "verify", "schema"}
+"""Stages whose output is what they print, and whose work is quick."""
+
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run one stage; return the exit status."""
-    arguments = sys.argv[1:] if arguments is None else arguments
+    """Run one stage; return the exit status.
+
+    Args:
+        arguments: the command line; by default the process's own, whose signals and streams are then handled too.
+    """
+    if arguments is None:
+        arguments = sys.argv[1:]
+        interrupt.install()
+        if arguments and arguments[0] not in PRINTED:
+            sys.stdout, sys.stderr = _steady(sys.stdout), _steady(sys.stderr)
+    try:
+        return _run(arguments)
+    except interrupt.Interrupted:
+        print("stopped by a signal; the same command goes on from where it is", file=sys.stderr)
+        return interrupt.STATUS
+    except KeyboardInterrupt:
+        print("stopped by Ctrl-C; the same command goes on from where it is", file=sys.stderr)
+        return 128 + signal.SIGINT
+
+
+def _run(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="dpmixmin", description=__doc__.split("\n\n")[0])
     commands = parser.add_subparsers(dest="stage", required=True, metavar="STAGE")
     modules = {}
@@ -87,22 +114,72 @@ def main(arguments: list[str] | None = None) -> int:
         # A warning, or a library's log line, would tell that some record has a wild value.
         warnings.simplefilter("ignore")
         logging.disable(logging.CRITICAL)
+    from dpmixmin import progress
     from dpmixmin.config import load
 
     experiment = "?"
     try:
         config = load(parsed.config) if parsed.stage not in WITHOUT_CONFIG else None
         experiment = config.experiment if config else "?"
+        if parsed.stage not in PRINTED:
+            _show_progress(config, parsed)
         modules[parsed.stage].run(config, parsed)
+        if parsed.stage in PRINTED:
+            sys.stdout.flush()
+        progress.end()
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
+    except MemoryError:
+        print(
+            f"error: {parsed.stage} ran out of memory: give it more (compute.memory_mb on a cluster)", file=sys.stderr
+        )
+        return 1
     except Exception as error:
+        failure = disk_failure(error)
+        if failure is not None:
+            where = f"{failure.what}, in {parsed.stage} of experiment `{experiment}`"
+            print(f"error: {where}: {failure.fix}, then run the same command again", file=sys.stderr)
+            return 1
+        if parsed.stage in PRINTED and isinstance(error, BrokenPipeError):
+            # `| head` has read enough. What is still in the buffer has nowhere to go.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            return 128 + signal.SIGPIPE
         if parsed.stage not in PRIVATE_STAGES:
             raise
         _report_privately(error, parsed.stage, experiment)
         return 1
     return 0
+
+
+def _show_progress(config, parsed: argparse.Namespace) -> None:
+    """Start the live-status file that ``status`` reads."""
+    from dpmixmin import jobs, progress
+    from dpmixmin.paths import Paths
+
+    stages = {step: stage for stage, step in jobs.STAGES.items()}
+    cells = jobs.own(config, stages[parsed.stage.removeprefix("text_")], parsed) if "part" in parsed else ()
+    job = progress.job_of(parsed.stage, vars(parsed))
+    progress.begin(progress.folder_of(Paths(config.experiment)), job, cells, stage=parsed.stage)
+
+
+class _Steady(io.FileIO):
+    """A stream that loses lines rather than end a training: `| tee` may be gone, or the log's disk full."""
+
+    def write(self, data) -> int:
+        try:
+            return super().write(data)
+        except OSError:
+            return len(data)
+
+
+def _steady(stream):
+    """Return a text stream that writes to the same file and never raises."""
+    if stream is None:
+        return None
+    stream.flush()
+    raw = _Steady(stream.fileno(), "w", closefd=False)
+    return io.TextIOWrapper(io.BufferedWriter(raw), stream.encoding, stream.errors, line_buffering=True)
 
 
 def _report_privately(error: Exception, stage: str, experiment: str) -> None:

@@ -1,21 +1,20 @@
 """Writing and reading artefacts: atomic, verified, with a manifest written last.
 
 An artefact is a folder of files plus ``manifest.json``. A reader calls :func:`verify` first, so a folder whose writer
-died is never taken as whole. Outside ``private/`` a manifest names a private parent by a random artefact id, never by
-a hash, size, count or time of it.
+died is never taken as whole; after a power cut neither, because what a manifest names is on the disk before it.
+Outside ``private/`` a manifest names a private parent by a random artefact id, never by a hash, size, count or time.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-import os
 import shutil
-import tempfile
 import uuid
 from pathlib import Path
 from typing import Any
 
+from dpmixmin import atomic
 from dpmixmin.errors import UserError
 from dpmixmin.paths import PRIVATE, room_of
 
@@ -87,19 +86,16 @@ def make_dir(path: str | Path) -> Path:
 def write_bytes(path: str | Path, data: bytes) -> None:
     """Write a file atomically (temporary name, fsync, rename); mode 0600 in ``private/``."""
     path = Path(path)
+    _write(path, data)
+    atomic.fsync_folder(path.parent)
+
+
+def _write(path: Path, data: bytes) -> None:
+    """Write a file atomically; its name survives a power cut once its folder is synced."""
     _check_room(path)
     make_dir(path.parent)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(handle, "wb") as out:
-            out.write(data)
-            out.flush()
-            os.fsync(out.fileno())
-        os.chmod(temporary, 0o600 if room_of(path) == PRIVATE else 0o644)
-        os.replace(temporary, path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
+    with atomic.replacing(path, 0o600 if room_of(path) == PRIVATE else 0o644) as out:
+        out.write(data)
 
 
 def write_json(path: str | Path, value: Any) -> None:
@@ -127,7 +123,7 @@ def read_json(path: str | Path) -> Any:
 
 
 def publish(folder: str | Path, files: dict[str, bytes], manifest: dict[str, Any]) -> None:
-    """Write an artefact: its files, then its manifest (with their hashes) last.
+    """Write an artefact: its files, then its manifest (with their hashes) last. Removes what dead writers left.
 
     Args:
         folder: the artefact's folder.
@@ -137,9 +133,11 @@ def publish(folder: str | Path, files: dict[str, bytes], manifest: dict[str, Any
     folder = Path(folder)
     _check_room(folder)
     make_dir(folder)
+    atomic.remove_leftovers(folder)
     (folder / MANIFEST).unlink(missing_ok=True)
     for name, data in files.items():
-        write_bytes(folder / name, data)
+        _write(folder / name, data)
+    atomic.fsync_folder(folder)
     hashes = {name: hashlib.sha256(data).hexdigest() for name, data in files.items()}
     write_json(folder / MANIFEST, {**manifest, "files": hashes})
 
@@ -153,18 +151,22 @@ def republish(stored: str | Path, folder: str | Path, views: dict[str, bytes]) -
         views: files derived from the ledger's log, written beside the copies.
     """
     stored, folder = Path(stored), make_dir(folder)
+    atomic.remove_leftovers(folder)
     (folder / MANIFEST).unlink(missing_ok=True)
     for name, data in views.items():
-        temporary = folder / f".{name}.view-{os.getpid()}"
-        temporary.write_bytes(data)
-        temporary.chmod(0o644)
-        os.replace(temporary, folder / name)
+        with atomic.replacing(folder / name, 0o644) as out:
+            out.write(data)
     names = sorted(path.name for path in stored.iterdir() if path.name != MANIFEST)
-    for name in [*names, MANIFEST]:
-        temporary = folder / f".{name}.copy-{os.getpid()}"
-        shutil.copyfile(stored / name, temporary)
-        temporary.chmod(0o644)
-        os.replace(temporary, folder / name)
+    for name in names:
+        _copy(stored / name, folder / name)
+    atomic.fsync_folder(folder)
+    _copy(stored / MANIFEST, folder / MANIFEST)
+    atomic.fsync_folder(folder)
+
+
+def _copy(source: Path, target: Path) -> None:
+    with open(source, "rb") as data, atomic.replacing(target, 0o644) as out:
+        shutil.copyfileobj(data, out, 1 << 20)
 
 
 def verify(folder: str | Path) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 from pydantic import Field, ValidationError, model_validator
 
+from dpmixmin.compute_section import Compute
 from dpmixmin.errors import UserError
 from dpmixmin.explain import explain
 from dpmixmin.paths import ROOMS, slug
@@ -73,7 +74,8 @@ class Config(Model):
     evaluation: Evaluation = Field(default_factory=Evaluation, description="Charged evaluation (deploy).")
     audit: Audit = Field(default_factory=Audit, description="Audits: attacks on every claim, and the gate they make.")
     tune: Tune = Field(default_factory=Tune, description="Choosing settings on public stand-ins.")
-    threads: int = Field(1, ge=1, le=256, description="Threads of each training job.")
+    threads: int = Field(1, ge=1, le=256, description="Threads of each training process.")
+    compute: Compute = Field(default_factory=Compute, description="Jobs, devices, and what a cluster is asked for.")
 
     @property
     def sources(self) -> tuple[str, ...]:
@@ -128,6 +130,11 @@ class Config(Model):
         for chosen, allowed, key in audited:
             if unknown := [value for value in chosen if value not in allowed]:
                 raise ValueError(f"audit.{key} names {unknown[0]}, which is not in {key}: add it there, or remove it")
+        if self.mode == "deploy" and self.audit.gate == "required" and self.audit.canaries == 0:
+            raise ValueError(
+                "audit.canaries: 0 would release a fine-tuning that nobody attacked, and the gate is `required`; "
+                "raise it, or set audit.gate to `report`"
+            )
         batches = [self.finetune.settings.batch] if self.finetune.settings else self.tune.finetune.batch
         nominal = self.private.nominal_units * self.private.parts.finetune
         if max(batches) > nominal:
@@ -354,7 +361,7 @@ STAGE_KEYS: dict[str, tuple[str, ...]] = {
     "finetune": (*_MECHANISM, *_PRETRAINED, "finetune.mechanism", "finetune.trainable"),
     "evaluate": ("experiment", "inputs", *_PRETRAINED),
     "evaluate_private": (*_MECHANISM, *_PRETRAINED, "evaluation"),
-    "release": (*(name for name in Config.model_fields if name not in ("ledger", "threads")), "ledger.cap"),
+    "release": (*(name for name in Config.model_fields if name not in ("ledger", "threads", "compute")), "ledger.cap"),
     "audit_mixture": ("audit", *_AUDITED, *_SOURCES, "mixture"),
     "audit_training": ("audit", "tasks", *_AUDITED, *_SOURCES, *_PRETRAINED, "mixture", "finetune"),
     "audit_membership": ("audit", "experiment", "methods", "inputs", *_PRETRAINED, "private.parts", "private.unit",

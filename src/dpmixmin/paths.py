@@ -149,6 +149,10 @@ class Paths:
         """Public progress log of one rule."""
         return f"{self.base}/logs/{rule}.log"
 
+    def benchmark(self, rule: str) -> str:
+        """Wall time and memory of one rule's last run: private, because they may tell the number of records."""
+        return f"{self.base}/private/benchmarks/{rule}.tsv"
+
     def config(self, digest: str) -> str:
         """Resolved config of a run, named by its content; it says where private data and the ledger are."""
         return f"{self.base}/private/config/{digest}.json"

@@ -2,7 +2,8 @@
 
 Snakemake sees neither an edit in an imported package nor what a stage imports, so the closure is read from the
 source: every ``dpmixmin`` import, at any depth of a module, starting at ``stages/{stage}.py``. Left out are the config
-(help texts; its values are tracked as params), and report/ for stages that do not draw.
+(help texts; its values are tracked as params), and what decides neither a value nor a draw: how cells are packed into
+jobs, progress lines, when a signal stops a process.
 """
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ from pathlib import Path
 
 PACKAGE = Path(__file__).resolve().parent
 _LEFT_OUT = {
-    *("config", "section", "sections", "table_sections", "text_sections"),
+    *("config", "section", "sections", "table_sections", "text_sections", "compute_section"),
+    *("jobs", "progress", "interrupt"),
     *("explain", "provenance", "__main__", "__init__"),
 }
 

@@ -215,6 +215,8 @@ class Audit(Model):
     @model_validator(mode="before")
     @classmethod
     def _one_word(cls, value):
+        if isinstance(value, bool):
+            raise ValueError("YAML reads on, off, yes and no as true and false: write `required`, `report` or `none`")
         return {"gate": value} if isinstance(value, str) else value
 
 

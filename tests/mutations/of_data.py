@@ -11,7 +11,7 @@ RECORDS = "dpmixmin/data/records.py"
 SPLIT = "dpmixmin/data/split.py"
 TEXTS = "dpmixmin/data/texts.py"
 STANDINS = "dpmixmin/tuning/standins.py"
-RANKS = "dpmixmin/finetune/ranks.py"
+RANKS = "dpmixmin/ranks.py"
 
 TEST_SPLIT = "tests/privacy/test_split.py"
 TEST_DATA = "tests/unit/test_data.py"
@@ -170,6 +170,14 @@ DATA = (
         "rows = np.flatnonzero(unit_index % self.world == self.rank)",
         "rows = np.arange(self.rank, len(unit_index), self.world)",
         ("tests/privacy/test_ranks.py::test_rule_12_every_unit_belongs_to_one_rank_with_all_its_records",),
+    ),
+    Mutant(
+        12,
+        "every process trains on all units",
+        "dpmixmin/finetune/charged.py",
+        "ranks.own(split.open_part(access, paths, wanted, cell.seed))",
+        "split.open_part(access, paths, wanted, cell.seed)",
+        ("tests/privacy/test_ranks_resume.py::test_rule_12_a_process_builds_its_sums_over_its_own_units",),
     ),
     Mutant(
         13,

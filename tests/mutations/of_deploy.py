@@ -17,6 +17,10 @@ KEYS = "dpmixmin/privacy/keys.py"
 PARTITION = "tests/privacy/test_partition.py"
 PAC = "tests/privacy/test_pac.py"
 RESUME = "tests/privacy/test_resume.py"
+GOES_ON = (
+    "tests/privacy/test_ranks_resume.py::"
+    "test_rule_23_any_number_of_processes_goes_on_with_exactly_the_steps_that_are_left"
+)
 EVALUATION = "dpmixmin/evaluation.py"
 EVALUATED = "tests/privacy/test_evaluation.py"
 RELEASED = "tests/privacy/test_text_release.py"
@@ -156,7 +160,7 @@ DEPLOY = (
         23,
         "a resumed run makes all steps again",
         DP_SGD,
-        "for step in range(saved[0] if saved else 0, spec.steps):",
+        "for step in range(done, spec.steps):",
         "for step in range(spec.steps):",
         (f"{RESUME}::test_rule_23_resumed_twice_makes_exactly_the_spec_s_steps",),
     ),
@@ -164,17 +168,41 @@ DEPLOY = (
         23,
         "a resumed run makes one step more",
         DP_SGD,
-        "for step in range(saved[0] if saved else 0, spec.steps):",
-        "for step in range(saved[0] - 1 if saved else 0, spec.steps):",
+        "for step in range(done, spec.steps):",
+        "for step in range(max(0, done - 1), spec.steps):",
         (f"{RESUME}::test_rule_23_resumed_twice_makes_exactly_the_spec_s_steps",),
     ),
     Mutant(
         23,
         "a resumed run forgets its weights",
         DP_SGD,
-        "        networks.load_bytes(sums.model, saved[1])\n",
+        "        networks.load_bytes(sums.model, state)\n",
         "        pass\n",
         (f"{RESUME}::test_rule_23_resumed_twice_makes_exactly_the_spec_s_steps",),
+    ),
+    Mutant(
+        23,
+        "a run that lost a process skips a step",
+        DP_SGD,
+        "progress.save(step, ",
+        "progress.save(step + 1, ",
+        (GOES_ON,),
+    ),
+    Mutant(
+        23,
+        "a stopped run makes its last step twice",
+        DP_SGD,
+        "progress.save(step + 1, ",
+        "progress.save(step, ",
+        (GOES_ON,),
+    ),
+    Mutant(
+        23,
+        "only the leader goes on from the state",
+        DP_SGD,
+        "found = ranks.led(load)",
+        "found = load()",
+        (GOES_ON,),
     ),
     Mutant(
         23,

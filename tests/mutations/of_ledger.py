@@ -7,11 +7,13 @@ from mutant import Mutant
 LEDGER_FILE = "dpmixmin/privacy/ledger.py"
 ACCESS = "dpmixmin/privacy/access.py"
 LOG = "dpmixmin/privacy/log.py"
+LEASE = "dpmixmin/privacy/lease.py"
 ARTIFACTS = "dpmixmin/artifacts.py"
 STATEMENT = "dpmixmin/privacy/statement.py"
 
 TESTS = "tests/privacy/test_ledger.py"
 PROCESSES = "tests/privacy/test_ledger_processes.py"
+INTERRUPTED = "tests/privacy/test_interrupted.py"
 
 LEDGER = (
     Mutant(
@@ -41,9 +43,9 @@ LEDGER = (
     Mutant(
         18,
         "two processes work on one release at once",
-        LEDGER_FILE,
-        "                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)\n",
-        "                pass\n",
+        LEASE,
+        "            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)\n",
+        "            pass\n",
         (f"{PROCESSES}::test_rule_18_two_processes_that_ask_at_once_share_one_release",),
     ),
     Mutant(
@@ -61,6 +63,46 @@ LEDGER = (
         '        self.log.append({"event": "void", "entry": entry_id})\n',
         "",
         (f"{TESTS}::test_rule_18_an_exception_inside_voids_the_entry_and_a_retry_draws_afresh",),
+    ),
+    Mutant(
+        18,
+        "a process joins a release of other inputs",
+        LEDGER_FILE,
+        'if (entry.key, entry.facts["inputs_digest"]) != (key, facts["inputs_digest"]):',
+        "if False:",
+        (f"{INTERRUPTED}::test_rule_18_a_process_joins_only_the_release_it_was_started_for",),
+    ),
+    Mutant(
+        18,
+        "a process joins a release that is over",
+        LEDGER_FILE,
+        '        if entry.state != "reserved":\n            raise PermissionError(',
+        "        if False:\n            raise PermissionError(",
+        (f"{INTERRUPTED}::test_rule_18_nobody_joins_a_release_that_is_over",),
+    ),
+    Mutant(
+        18,
+        "any failure leaves a release to go on with",
+        LEDGER_FILE,
+        "resumable = isinstance(error, KeyboardInterrupt | SystemExit) or disk_failure(error) is not None",
+        "resumable = True",
+        ("tests/privacy/test_resume.py::test_rule_18_a_failed_mechanism_is_void_and_its_state_is_gone",),
+    ),
+    Mutant(
+        18,
+        "a lease's file that was removed is held",
+        LEASE,
+        "            if _is_at(handle, path):\n",
+        "            if True:\n",
+        (f"{INTERRUPTED}::test_a_lease_whose_file_is_removed_holds_one_owner_at_a_time",),
+    ),
+    Mutant(
+        23,
+        "a damaged state is gone on from",
+        ACCESS,
+        "if hashlib.sha256(state).digest() == expected:",
+        "if True:",
+        (f"{INTERRUPTED}::test_rule_23_the_newest_whole_state_is_gone_on_from",),
     ),
     Mutant(
         18,
@@ -82,8 +124,8 @@ LEDGER = (
         19,
         "private files for everybody",
         ARTIFACTS,
-        "os.chmod(temporary, 0o600 if room_of(path) == PRIVATE else 0o644)",
-        "os.chmod(temporary, 0o644)",
+        "atomic.replacing(path, 0o600 if room_of(path) == PRIVATE else 0o644)",
+        "atomic.replacing(path, 0o644)",
         (f"{TESTS}::test_rule_19_private_artefacts_are_0600_in_0700_and_named_by_a_random_id",),
     ),
     Mutant(
@@ -136,6 +178,14 @@ LEDGER = (
         'if "part" in table.column_names:',
         "if False:",
         (f"{TESTS}::test_rule_26_an_access_filters_out_the_other_parts",),
+    ),
+    Mutant(
+        26,
+        "who joins a release may write anywhere",
+        LEDGER_FILE,
+        "        artifacts.restrict(set())\n        access = Joined(frozenset(parts), split)\n",
+        "        access = Joined(frozenset(parts), split)\n",
+        (f"{INTERRUPTED}::test_rule_26_who_joins_reads_its_parts_and_writes_nothing",),
     ),
     Mutant(
         26,

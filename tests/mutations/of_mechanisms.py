@@ -7,7 +7,7 @@ from of_user_level import USER_LEVEL
 
 SPECS = "dpmixmin/privacy/mechanisms.py"
 SGD = "dpmixmin/finetune/dp_sgd.py"
-RANKS = "dpmixmin/finetune/ranks.py"
+RANKS = "dpmixmin/ranks.py"
 GRADIENTS = "dpmixmin/models/gradients.py"
 NETWORKS = "dpmixmin/models/networks.py"
 OBJECTIVE = "dpmixmin/mixing/objective.py"
@@ -118,6 +118,14 @@ MECHANISMS = (
     ),
     Mutant(
         4,
+        "a process that does not lead draws no coins",
+        SGD,
+        "sums(spec.sample(sums.units, noise), ",
+        "sums(spec.sample(sums.units, noise) | (not ranks.leads), ",
+        ("tests/privacy/test_ranks.py::test_rule_4_each_process_draws_the_coins_of_its_own_units",),
+    ),
+    Mutant(
+        4,
         "only the first physical batch counts",
         SGD,
         "            start = stop\n",
@@ -128,8 +136,9 @@ MECHANISMS = (
         5,
         "an empty batch skips its noise",
         SGD,
-        "        released = ranks.sum(",
-        "        if not total.any():\n            continue\n        released = ranks.sum(",
+        "            share = torch.from_numpy(spec.release_sum(",
+        "            if not total.any():\n                continue\n"
+        "            share = torch.from_numpy(spec.release_sum(",
         (f"{TEST_SGD}::test_rule_5_an_empty_batch_still_adds_noise_and_every_step_counts",),
     ),
     Mutant(
@@ -315,8 +324,8 @@ MECHANISMS = (
         20,
         "progress tells the number of units",
         SGD,
-        'print(f"  step {step + 1}/{spec.steps}"',
-        'print(f"  step {step + 1}/{spec.steps} of {sums.units} units"',
+        "epsilon=epsilon, start=done)",
+        'epsilon=epsilon, start=done, unit=f"{sums.units} units, step")',
         ("tests/privacy/test_leaks.py::test_rule_20_progress_says_nothing_about_the_number_of_units",),
     ),
     Mutant(
@@ -341,6 +350,14 @@ MECHANISMS = (
         SPECS,
         "noise.gaussian(self.noise_std / math.sqrt(shares),",
         "noise.gaussian(self.noise_std / shares,",
+        ("tests/privacy/test_ranks.py::test_rule_24_the_shares_add_up_to_the_noise_of_one_process",),
+    ),
+    Mutant(
+        24,
+        "every rank adds the whole noise",
+        SGD,
+        "shares=ranks.world",
+        "shares=1",
         ("tests/privacy/test_ranks.py::test_rule_24_the_shares_add_up_to_the_noise_of_one_process",),
     ),
     Mutant(

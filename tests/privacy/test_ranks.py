@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
 
 import numpy as np
@@ -15,12 +16,14 @@ import pytest
 import torch
 from scipy.stats import chi2, norm
 
+from dpmixmin.data.records import Records
 from dpmixmin.errors import UserError
 from dpmixmin.finetune.dp_sgd import ClippedSum, fine_tune
-from dpmixmin.finetune.ranks import Ranks
+from dpmixmin.interrupt import STATUS, Interrupted
 from dpmixmin.models import networks
 from dpmixmin.privacy.mechanisms import ModelGaussian
 from dpmixmin.privacy.noise import InsecureNoise, NoiseSource
+from dpmixmin.ranks import Ranks
 
 WORLD, WIDTH, UNITS = 2, 10, 7
 NOISE_STEPS = 60
@@ -99,6 +102,25 @@ def refused(action) -> np.ndarray:
     return np.asarray("")
 
 
+def exchanged(ranks: Ranks) -> dict[str, np.ndarray]:
+    """Return what each process got from the leader, and how the others end where it fails."""
+    sent = {"text": "grüße".encode(), "nothing": b"", "large": bytes(range(256)) * 5000}
+    found = {name: np.frombuffer(ranks.broadcast(one if ranks.leads else None), "u1") for name, one in sent.items()}
+    made = []
+    found["led"] = np.frombuffer(ranks.led(lambda: made.append(1) or b"by the leader"), "u1")
+    found["made"] = np.asarray(len(made))
+    for name, error in (("failed", UserError("no")), ("interrupted", Interrupted()), ("Ctrl-C", KeyboardInterrupt())):
+
+        def fail(error=error):
+            raise error
+
+        try:
+            ranks.led(fail)
+        except BaseException as seen:
+            found[name] = np.asarray(f"{type(seen).__name__} {getattr(seen, 'code', '')}")
+    return found
+
+
 def experiments(ranks: Ranks) -> dict[str, dict[str, np.ndarray]]:
     """Everything that two processes are needed for."""
     r = ranks.rank
@@ -112,6 +134,7 @@ def experiments(ranks: Ranks) -> dict[str, dict[str, np.ndarray]]:
         "one unit": trained(ranks, spec_of(steps=5), NoiseSource(), units=1),
         "own purposes": trained(ranks, spec_of(NOISE_STEPS), InsecureNoise(1, f"cell, rank {r}"), units=0),
         "shared seed": trained(unchecked, spec_of(NOISE_STEPS), InsecureNoise(1, "cell"), units=0),
+        "exchanged": exchanged(ranks),
         "texts": {
             "shared seed": refused(lambda: trained(ranks, spec_of(), InsecureNoise(1, "cell"))),
             "other weights": refused(lambda: trained(ranks, spec_of(), NoiseSource(), seed=r)),
@@ -122,8 +145,15 @@ def experiments(ranks: Ranks) -> dict[str, dict[str, np.ndarray]]:
 
 def main(folder: str) -> None:
     torch.set_num_threads(1)
-    with Ranks.joined() as ranks:
+    with Ranks.of_environment() as ranks:
         found = experiments(ranks)
+        if ranks.leads:
+            # The other one is gone after this block, and this one is left alone in an exchange.
+            try:
+                while True:
+                    ranks.sum(torch.zeros(1))
+            except Interrupted as error:
+                found["alone"] = {"status": np.asarray(error.code)}
     flat = {f"{name}/{key}": value for name, values in found.items() for key, value in values.items()}
     np.savez(f"{folder}/{ranks.rank}.npz", **flat)
 
@@ -261,6 +291,43 @@ def test_a_process_that_torchrun_did_not_start_is_refused(monkeypatch):
         Ranks(2, 2)
 
 
+# -- what they exchange ---------------------------------------------------------------------------------------
+
+
+def test_every_process_gets_the_leaders_bytes(two):
+    for one in two:
+        assert one["exchanged/text"].tobytes() == "grüße".encode()
+        assert one["exchanged/nothing"].tobytes() == b""
+        assert one["exchanged/large"].tobytes() == bytes(range(256)) * 5000
+        assert one["exchanged/led"].tobytes() == b"by the leader"
+    assert [int(one["exchanged/made"]) for one in two] == [1, 0], "only the leader makes"
+
+
+def test_where_the_leader_fails_the_others_end_with_its_status_and_say_nothing(two):
+    seen = {name: [str(one[f"exchanged/{name}"]) for one in two] for name in ("failed", "interrupted", "Ctrl-C")}
+    assert seen == {
+        "failed": ["UserError ", "SystemExit 1"],
+        "interrupted": [f"Interrupted {STATUS}", f"Interrupted {STATUS}"],
+        "Ctrl-C": ["KeyboardInterrupt ", f"Interrupted {STATUS}"],
+    }
+
+
+def test_a_process_that_is_left_alone_is_interrupted(two):
+    assert int(two[0]["alone/status"]) == STATUS
+
+
+def test_processes_that_do_not_find_each_other_are_told_so_in_one_line(monkeypatch):
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    for name, value in {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr("dpmixmin.ranks.PATIENCE", timedelta(seconds=1))
+    with pytest.raises(UserError, match=f"do not find each other at 127.0.0.1:{port}: ") as refused, Ranks.joined():
+        pass
+    assert "\n" not in str(refused.value)
+
+
 # -- who owns what --------------------------------------------------------------------------------------------
 
 
@@ -277,11 +344,31 @@ def test_rule_12_every_unit_belongs_to_one_rank_with_all_its_records(world, rng)
     assert sorted(seen) == list(range(len(unit)))
 
 
-def test_one_process_needs_no_torch_distributed():
-    ranks, values = Ranks.single(), torch.arange(3.0)
-    assert ranks.sum(values) is values
-    ranks.check(same=b"", different=b"")
-    assert not torch.distributed.is_initialized()
+@pytest.mark.parametrize("world", [1, 2, 3])
+def test_rule_12_a_process_keeps_the_whole_units_of_a_table_and_their_names(world):
+    unit = np.repeat([f"person {i}" for i in range(7)], [1, 2, 1, 4, 3, 1, 2])
+    record = np.asarray([f"r{i}" for i in range(len(unit))])
+    table = Records(record, unit, np.arange(len(unit), dtype=np.float32)[:, None], {"y": np.ones(len(unit))})
+    parts = [Ranks(world, rank).own(table) for rank in range(world)]
+    owners = [set(part.unit.tolist()) for part in parts]
+    assert sum(map(len, owners)) == len(set().union(*owners)) == 7
+    assert sorted(name for part in parts for name in part.record) == sorted(record)
+    names = dict(zip(record, table.names(), strict=True))
+    for part in parts:
+        assert [names[one] for one in part.record] == part.names().tolist()
+        assert part.units()[0] == len(set(part.unit))
+
+
+def test_one_process_needs_no_torch_distributed(monkeypatch):
+    monkeypatch.delenv("RANK", raising=False)
+    with Ranks.of_environment() as ranks:
+        assert ranks == Ranks.single()
+        assert ranks.leads
+        values = torch.arange(3.0)
+        assert ranks.sum(values) is values
+        assert ranks.broadcast(b"x") == ranks.led(lambda: b"x") == b"x"
+        ranks.check(same=b"", different=b"")
+        assert not torch.distributed.is_initialized()
 
 
 if __name__ == "__main__":

@@ -1,5 +1,7 @@
 """A killed mechanism goes on from its state and stops hard at T: the same steps, charged once (rules 18, 23)."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -135,3 +137,15 @@ def test_rule_18_a_failed_mechanism_is_void_and_its_state_is_gone(ledger):
     fresh = Taped(SPEC)
     train(ledger, fresh)
     assert len(fresh.recorded) == STEPS
+
+
+def test_rule_2_progress_tells_the_epsilon_of_the_steps_so_far(tmp_path, capsys):
+    """Of public parameters alone; only where something is charged, never for a trial on public records."""
+    spec = ModelGaussian.for_target(epsilon=1.0, delta=1e-5, clip=1.0, steps=100, sampling_rate=0.2, nominal_units=100)
+    fine_tune(sums_of(), spec, 0.1, NoiseSource(), progress=Progress(tmp_path / "state"))
+    lines = capsys.readouterr().err.splitlines()
+    expected = {steps: replace(spec, steps=steps).spent() for steps in range(10, 101, 10)}
+    assert lines == [f"  step {n}/100, epsilon of the steps so far {spent:.3g}" for n, spent in expected.items()]
+    assert 0.99 < expected[100] <= 1
+    fine_tune(sums_of(), spec, 0.1, NoiseSource())
+    assert "epsilon" not in capsys.readouterr().err

@@ -70,6 +70,8 @@ MISTAKES = [
     (lambda c: c.update(mode="deploy"), "mode deploy makes one chain, so give exactly one"),
     (lambda c: c.update(ledger={"cap": {"epsilon": 2}}), "ledger.cap is for mode: deploy"),
     (lambda c: c["privacy"].update(adjacency="replace_one"), "privacy.adjacency: replace_one needs ids that stay"),
+    (lambda c: c.update(audit=False), "audit: YAML reads on, off, yes and no as true and false: write `required`"),
+    (lambda c: c.update(compute={"devices": 3, "nodes": 2}), "compute: devices 3 is not a multiple of nodes 2"),
     (lambda c: c["privacy"].update(adjacency="swap"), 'privacy.adjacency: "swap" is not valid'),
 ]
 
@@ -108,6 +110,12 @@ def test_a_mistake_about_texts_is_one_line_too(changes, message, tmp_path):
 def test_records_cannot_have_too_few_records_in_labelled_tables_either(tmp_path):
     with pytest.raises(UserError, match="min_records_per_unit"):
         validate(raw_config(tmp_path, private__unit="record", private__min_records_per_unit=2))
+
+
+def test_a_deployment_does_not_pass_a_gate_that_saw_no_fine_tuning(tmp_path):
+    with pytest.raises(UserError, match=r"audit.canaries: 0 would release a fine-tuning that nobody attacked"):
+        validate(raw_config(tmp_path, audit={"gate": "required", "canaries": 0}))
+    validate(raw_config(tmp_path, audit={"gate": "report", "canaries": 0}))
 
 
 def test_the_suffixes_of_the_config_are_those_that_the_loader_reads(tmp_path):

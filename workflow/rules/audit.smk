@@ -21,17 +21,21 @@ for audited_task in sorted({cell.task for cell in AUDITED_MIXTURES}):
             files_of(mixture_audits(audited_task), *AUDIT_FILES),
         log:
             PATHS.log(f"audit_mixture_{audited_task}"),
+        benchmark:
+            PATHS.benchmark(f"audit_mixture_{audited_task}")
         retries: 0
         conda:
             "../../envs/cpu.yaml"
         threads: CONFIG.threads
+        resources:
+            **asks("audit", private=True),
         params:
             settings=subtree("audit_mixture", audited_task),
             task=audited_task,
         message:
             "Attacking the mixture of {params.task}: two worlds, three canaries, with and without noise."
         shell:
-            "python -m dpmixmin audit_mixture --task {params.task} 2>&1 | tee {log}"
+            "python -m dpmixmin audit_mixture --task {params.task} 2>&1 | tee -i {log}"
 
 
 for audited_method in sorted({cell.method for cell in AUDITED_TRAININGS}):
@@ -57,17 +61,21 @@ for audited_method in sorted({cell.method for cell in AUDITED_TRAININGS}):
             files_of(training_audits(training_cells), *AUDIT_FILES),
         log:
             PATHS.log(f"audit_training_{audited_method}"),
+        benchmark:
+            PATHS.benchmark(f"audit_training_{audited_method}")
         retries: 0
         conda:
             "../../envs/cpu.yaml"
         threads: CONFIG.threads
+        resources:
+            **asks("audit", private=True, gpu=True),
         params:
             settings=subtree("audit_training"),
             method=audited_method,
         message:
             "Attacking the fine-tuning of {params.method}: one run with canaries, one without noise."
         shell:
-            "python -m dpmixmin audit_training --method {params.method} 2>&1 | tee {log}"
+            "python -m dpmixmin audit_training --method {params.method} 2>&1 | tee -i {log}"
 
 
 if CONFIG.audit.gate != "none":
@@ -95,16 +103,20 @@ if CONFIG.audit.gate != "none":
             files_of([PATHS.audit(ROOM, "replay")], *AUDIT_FILES),
         log:
             PATHS.log("audit_replay"),
+        benchmark:
+            PATHS.benchmark("audit_replay")
         retries: 0
         conda:
             "../../envs/cpu.yaml"
         threads: CONFIG.threads
+        resources:
+            **asks("audit", private=True, gpu=True),
         params:
             settings=subtree("audit_replay"),
         message:
             "Replaying the mechanisms on neighbours: does one unit move a release by its declared sensitivity at most?"
         shell:
-            "python -m dpmixmin audit_replay 2>&1 | tee {log}"
+            "python -m dpmixmin audit_replay 2>&1 | tee -i {log}"
 
 
 for audited_task in cells.attacked_tasks(CONFIG):
@@ -122,17 +134,21 @@ for audited_task in cells.attacked_tasks(CONFIG):
             files_of([PATHS.audit(ROOM, "membership", task=audited_task)], *AUDIT_FILES),
         log:
             PATHS.log(f"audit_membership_{audited_task}"),
+        benchmark:
+            PATHS.benchmark(f"audit_membership_{audited_task}")
         retries: 0
         conda:
             "../../envs/cpu.yaml"
         threads: CONFIG.threads
+        resources:
+            **asks("audit", private=True, gpu=True),
         params:
             settings=subtree("audit_membership", audited_task),
             task=audited_task,
         message:
             "Membership inference on the fine-tuned models of {params.task} (study only)."
         shell:
-            "python -m dpmixmin audit_membership --task {params.task} 2>&1 | tee {log}"
+            "python -m dpmixmin audit_membership --task {params.task} 2>&1 | tee -i {log}"
 
 
 TARGETS["audits"] = []
@@ -149,6 +165,9 @@ if CONFIG.audit.gate != "none":
             files_of([AUDIT_SUMMARY], *SUMMARY),
         log:
             PATHS.log("audit_summary"),
+        benchmark:
+            PATHS.benchmark("audit_summary")
+        localrule: True
         conda:
             "../../envs/cpu.yaml"
         params:
@@ -156,7 +175,7 @@ if CONFIG.audit.gate != "none":
         message:
             "Claims, bounds, controls and power in one table."
         shell:
-            "python -m dpmixmin audit_summary 2>&1 | tee {log}"
+            "python -m dpmixmin audit_summary 2>&1 | tee -i {log}"
 
     # A rule of its own: when it fails, the summary that says why stays.
     rule audit_gate:
@@ -167,6 +186,9 @@ if CONFIG.audit.gate != "none":
             files_of([PATHS.audit(ROOM, "gate")], "passed.json"),
         log:
             PATHS.log("audit_gate"),
+        benchmark:
+            PATHS.benchmark("audit_gate")
+        localrule: True
         conda:
             "../../envs/cpu.yaml"
         params:
@@ -174,7 +196,7 @@ if CONFIG.audit.gate != "none":
         message:
             "Do the claims hold?"
         shell:
-            "python -m dpmixmin audit_gate 2>&1 | tee {log}"
+            "python -m dpmixmin audit_gate 2>&1 | tee -i {log}"
 
 
 # A deployment is audited before it spends; the gate's time is no reason to draw again (nor would the ledger).

@@ -1,8 +1,7 @@
-"""Helpers of the rules: the validated config, the groups of cells that share a job, code inputs. No rules here.
+"""Helpers of the rules: the validated config, the jobs, what they ask a cluster for, code inputs. No rules here.
 
-A group is all cells of one (stage, task, method): they run in one process, because starting Python and torch costs
-more than a cell. Each has its own rule with a static list of outputs, so asking for one cell runs its group; cells
-that the ledger has committed are only copied.
+Cells share jobs as dpmixmin/jobs.py says. Each job has its own rule with a static list of outputs, so asking for one
+cell runs its job; cells that the ledger has committed are only copied.
 """
 
 import os
@@ -12,7 +11,7 @@ from shlex import quote
 
 sys.path.insert(0, str(Path(workflow.basedir) / "src"))
 
-from dpmixmin import cells, provenance
+from dpmixmin import cells, jobs, provenance
 from dpmixmin.artifacts import canonical, digest, write_json
 from dpmixmin.config import PLACES, validate
 from dpmixmin.errors import UserError
@@ -21,6 +20,7 @@ from dpmixmin.paths import GPT2_FILES, Paths
 
 try:
     CONFIG = validate(dict(config), " ".join(os.path.relpath(path) for path in workflow.configfiles) or "config")
+    JOBS = jobs.jobs_of(CONFIG)
 except UserError as error:
     sys.exit(f"error: {error}")
 
@@ -50,10 +50,13 @@ if not os.path.exists(RESOLVED):
 
 # Jobs use the Python that runs Snakemake, and this checkout's code, wherever they run. A prefix of our own replaces
 # Snakemake's, so strict mode is said again: without it a failed stage in front of `tee` would count as a success.
+# A cluster's SIGTERM is for the stage, which saves its state and ends; the shell and `tee` wait for that.
 shell.prefix(
-    f'set -euo pipefail; export PATH={quote(str(Path(sys.executable).parent))}:"$PATH" '
+    f"set -euo pipefail; trap '' TERM; "
+    f'export PATH={quote(str(Path(sys.executable).parent))}:"$PATH" '
     f"PYTHONPATH={quote(str(Path(workflow.basedir) / 'src'))} DPMIXMIN_ROOT={quote(str(workflow.basedir))} "
-    f"DPMIXMIN_CONFIG={quote(RESOLVED)} OMP_NUM_THREADS={CONFIG.threads}; "
+    f"DPMIXMIN_CONFIG={quote(RESOLVED)} OMP_NUM_THREADS={CONFIG.threads} "
+    f"DPMIXMIN_PROCESSES={CONFIG.compute.devices} DPMIXMIN_NODES={CONFIG.compute.nodes}; "
 )
 
 
@@ -72,17 +75,14 @@ def subtree(stage, task=""):
     return canonical(CONFIG.subtree(stage, task))
 
 
-def groups(stage):
-    """Return the groups of one stage: (task, method) to cells."""
-    found = {}
-    for cell in cells.select(CELLS, stage=stage):
-        found.setdefault((cell.task, cell.method), []).append(cell)
-    return found
+def jobs_of(stage):
+    """Return the jobs that make the cells of one stage."""
+    return [job for job in JOBS if job.stage == stage]
 
 
-def group_name(stage, task, method):
-    """Return a readable name such as mix_odd_dp_mixmin."""
-    return "_".join(part for part in (stage, task, method) if part)
+def asks(step, **kind):
+    """Return what a rule asks the cluster for."""
+    return jobs.resources(CONFIG, step, **kind)
 
 
 def local_files(*tables):
@@ -111,11 +111,6 @@ def folders_of(chosen):
 def seeds_of(chosen):
     """Return the seeds of cells, each once."""
     return sorted({cell.seed for cell in chosen})
-
-
-def task_option(task):
-    """Return the stage's option for a task, or nothing where the cells serve every task."""
-    return f"--task {task}" if task else ""
 
 
 def mixtures_behind(chosen):

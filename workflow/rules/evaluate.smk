@@ -24,10 +24,14 @@ for eval_task in CONFIG.task_names:
             files_of([PATHS.metrics(eval_task)], "metrics.parquet"),
         log:
             PATHS.log(f"evaluate_{eval_task}"),
+        benchmark:
+            PATHS.benchmark(f"evaluate_{eval_task}")
         retries: 0
         conda:
             "../../envs/cpu.yaml"
         threads: CONFIG.threads
+        resources:
+            **asks("evaluate", private=True, gpu=True),
         params:
             settings=subtree("evaluate", eval_task),
             stage=stage_of("evaluate"),
@@ -35,4 +39,4 @@ for eval_task in CONFIG.task_names:
         message:
             "Measuring {params.task} on the test part (study only)."
         shell:
-            "python -m dpmixmin {params.stage} --task {params.task} 2>&1 | tee {log}"
+            "python -m dpmixmin {params.stage} --task {params.task} 2>&1 | tee -i {log}"

@@ -21,10 +21,14 @@ if EVALUATIONS:
             TARGETS["evaluation"],
         log:
             PATHS.log("evaluate_private"),
+        benchmark:
+            PATHS.benchmark("evaluate_private")
         retries: 0
         conda:
             "../../envs/cpu.yaml"
         threads: CONFIG.threads
+        resources:
+            **asks("evaluate", private=True, gpu=True),
         params:
             settings=subtree("evaluate_private"),
             stage=stage_of("evaluate_private"),
@@ -32,4 +36,4 @@ if EVALUATIONS:
         message:
             "Measuring the model on the test part, for a price."
         shell:
-            "python -m dpmixmin {params.stage} 2>&1 | tee {log}"
+            "python -m dpmixmin {params.stage} 2>&1 | tee -i {log}"

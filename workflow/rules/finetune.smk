@@ -8,34 +8,39 @@ Spends: one ledger entry per cell, at (epsilon, delta). Re-runs cost nothing.
 
 TARGETS["finetuned"] = files_of(folders_of(cells.select(CELLS, stage="finetuned")), *FINETUNED)
 
-for (fine_task, fine_method), fine_cells in groups("finetuned").items():
+for finetuning in jobs_of("finetuned"):
 
     rule:
         name:
-            group_name("finetune", fine_task, fine_method)
+            finetuning.name
         input:
-            [f"{folder}/model.safetensors" for folder in folders_of(pretrained_behind(fine_cells))],
-            f"{PATHS.finetune_settings(fine_method)}/settings.json",
+            [f"{folder}/model.safetensors" for folder in folders_of(pretrained_behind(finetuning.cells))],
+            f"{PATHS.finetune_settings(finetuning.method)}/settings.json",
             f"{PATHS.records()}/records.parquet",
-            [f"{PATHS.split(seed)}/split.parquet" for seed in seeds_of(fine_cells)],
+            [f"{PATHS.split(seed)}/split.parquet" for seed in seeds_of(finetuning.cells)],
             GATE,
             code=code_of(stage_of("finetune")),
         output:
-            files_of(folders_of(fine_cells), *FINETUNED),
+            files_of(folders_of(finetuning.cells), *FINETUNED),
         log:
-            PATHS.log(group_name("finetune", fine_task, fine_method)),
+            PATHS.log(finetuning.name),
+        benchmark:
+            PATHS.benchmark(finetuning.name)
         retries: 0
         conda:
             "../../envs/cpu.yaml"
-        threads: CONFIG.threads
+        threads: jobs.cores(CONFIG, together=True)
+        resources:
+            **asks("finetune", private=True, gpu=True, together=True),
         params:
-            settings=subtree("finetune", fine_task),
+            settings=subtree("finetune", finetuning.task),
             stage=stage_of("finetune"),
-            task=fine_task,
-            method=fine_method,
+            options=finetuning.options,
+            task=finetuning.task,
+            method=finetuning.method,
             charge_aborted=CONFIG.privacy.charge_aborted,
-            number=len(fine_cells),
+            number=len(finetuning.cells),
         message:
             "Fine-tuning {params.number} model(s) of {params.method} on {params.task} with DP-SGD."
         shell:
-            "python -m dpmixmin {params.stage} --method {params.method} --task {params.task} 2>&1 | tee {log}"
+            "python -m dpmixmin.launch {params.stage} {params.options} 2>&1 | tee -i {log}"

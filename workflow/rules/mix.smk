@@ -8,42 +8,47 @@ Spends: one ledger entry per dp_mixmin cell, at (epsilon, delta) on the mixing p
 
 TARGETS["mixtures"] = files_of(folders_of(cells.select(CELLS, stage="mixture")), *WEIGHTS)
 
-for (mix_task, mix_method), mix_cells in groups("mixture").items():
+for mixing in jobs_of("mixture"):
 
     rule:
         name:
-            group_name("mix", mix_task, mix_method)
+            mixing.name
         input:
             (
-                [f"{PATHS.predictions(seed)}/predictions.parquet" for seed in seeds_of(mix_cells)]
-                if mix_method in ("mixmin", "dp_mixmin")
+                [f"{PATHS.predictions(seed)}/predictions.parquet" for seed in seeds_of(mixing.cells)]
+                if mixing.method in ("mixmin", "dp_mixmin")
                 else TOKENIZER
             ),
-            SOURCES if mix_method == "proportional" else [],
+            SOURCES if mixing.method == "proportional" else [],
             (
                 [
                     f"{MIXTURE_SETTINGS}/settings.json",
                     *PROXIES,
                 ]
-                if mix_method == "dp_mixmin"
+                if mixing.method == "dp_mixmin"
                 else []
             ),
-            GATE if mix_method == "dp_mixmin" else [],
+            GATE if mixing.method == "dp_mixmin" else [],
             code=code_of("mix"),
         output:
-            files_of(folders_of(mix_cells), *WEIGHTS),
+            files_of(folders_of(mixing.cells), *WEIGHTS),
         log:
-            PATHS.log(group_name("mix", mix_task, mix_method)),
+            PATHS.log(mixing.name),
+        benchmark:
+            PATHS.benchmark(mixing.name)
         retries: 0
         conda:
             "../../envs/cpu.yaml"
+        resources:
+            **asks("mix", private=True),
         params:
-            settings=subtree("mix", mix_task),
-            task=task_option(mix_task),
-            method=mix_method,
+            settings=subtree("mix", mixing.task),
+            options=mixing.options,
+            task=mixing.task,
+            method=mixing.method,
             charge_aborted=CONFIG.privacy.charge_aborted,
-            number=len(mix_cells),
+            number=len(mixing.cells),
         message:
             "Mixture weights by {params.method} {params.task}: {params.number} cell(s)."
         shell:
-            "python -m dpmixmin mix --method {params.method} {params.task} 2>&1 | tee {log}"
+            "python -m dpmixmin mix {params.options} 2>&1 | tee -i {log}"

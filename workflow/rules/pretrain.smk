@@ -6,31 +6,36 @@ the room of its weights (`public/` for none and uniform). Post-processing: touch
 
 TARGETS["pretrained"] = files_of(folders_of(cells.select(CELLS, stage="pretrained")), *PRETRAINED)
 
-for (pre_task, pre_method), pre_cells in groups("pretrained").items():
+for pretraining in jobs_of("pretrained"):
 
     rule:
         name:
-            group_name("pretrain", pre_task, pre_method)
+            pretraining.name
         input:
             SOURCES,
             TOKENIZER,
-            [f"{folder}/weights.json" for folder in folders_of(mixtures_behind(pre_cells))],
+            [f"{folder}/weights.json" for folder in folders_of(mixtures_behind(pretraining.cells))],
             code=code_of(stage_of("pretrain")),
         output:
-            files_of(folders_of(pre_cells), *PRETRAINED),
+            files_of(folders_of(pretraining.cells), *PRETRAINED),
         log:
-            PATHS.log(group_name("pretrain", pre_task, pre_method)),
+            PATHS.log(pretraining.name),
+        benchmark:
+            PATHS.benchmark(pretraining.name)
         conda:
             "../../envs/cpu.yaml"
-        threads: CONFIG.threads
+        threads: jobs.cores(CONFIG, together=True)
+        resources:
+            **asks("pretrain", gpu=True, together=True),
         params:
             settings=subtree("pretrain"),
             stage=stage_of("pretrain"),
-            task=task_option(pre_task),
-            method=pre_method,
+            options=pretraining.options,
+            task=pretraining.task,
+            method=pretraining.method,
             charge_aborted=CONFIG.privacy.charge_aborted,
-            number=len(pre_cells),
+            number=len(pretraining.cells),
         message:
             "Pretraining {params.number} model(s) for {params.method} {params.task}."
         shell:
-            "python -m dpmixmin {params.stage} --method {params.method} {params.task} 2>&1 | tee {log}"
+            "python -m dpmixmin.launch {params.stage} {params.options} 2>&1 | tee -i {log}"

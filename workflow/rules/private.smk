@@ -19,16 +19,20 @@ rule prepare_records:
         files_of([PATHS.records()], "records.parquet", "counts.json"),
     log:
         PATHS.log("prepare_records"),
+    benchmark:
+        PATHS.benchmark("prepare_records")
     retries: 0
     conda:
         "../../envs/cpu.yaml"
+    resources:
+        **asks("records", private=True),
     params:
         settings=subtree("records"),
         stage=stage_of("records"),
     message:
         "Preparing the sensitive table (stays in private/)."
     shell:
-        "python -m dpmixmin {params.stage} 2>&1 | tee {log}"
+        "python -m dpmixmin {params.stage} 2>&1 | tee -i {log}"
 
 
 rule assign_parts:
@@ -39,15 +43,19 @@ rule assign_parts:
         TARGETS["splits"],
     log:
         PATHS.log("assign_parts"),
+    benchmark:
+        PATHS.benchmark("assign_parts")
     retries: 0
     conda:
         "../../envs/cpu.yaml"
+    resources:
+        **asks("split", private=True),
     params:
         settings=subtree("split"),
     message:
         "Assigning every unit to a part by a keyed hash, once per seed (stays in private/)."
     shell:
-        "python -m dpmixmin split 2>&1 | tee {log}"
+        "python -m dpmixmin split 2>&1 | tee -i {log}"
 
 
 rule predict:
@@ -60,14 +68,18 @@ rule predict:
         TARGETS["predictions"],
     log:
         PATHS.log("predict"),
+    benchmark:
+        PATHS.benchmark("predict")
     retries: 0
     conda:
         "../../envs/cpu.yaml"
     threads: CONFIG.threads
+    resources:
+        **asks("predict", private=True, gpu=True),
     params:
         settings=subtree("predict"),
         stage=stage_of("predict"),
     message:
         "Predicting sensitive training records with the public proxies (stays in private/)."
     shell:
-        "python -m dpmixmin {params.stage} 2>&1 | tee {log}"
+        "python -m dpmixmin {params.stage} 2>&1 | tee -i {log}"

@@ -20,16 +20,20 @@ if CONFIG.text:
                 files_of([PATHS.proxy(source_name)], "loss.parquet"),
             log:
                 PATHS.log(f"train_proxy_{source_name}"),
+            benchmark:
+                PATHS.benchmark(f"train_proxy_{source_name}")
             conda:
                 "../../envs/cpu.yaml"
             threads: CONFIG.threads
+            resources:
+                **asks("proxy", gpu=True),
             params:
                 settings=subtree("proxy"),
                 source=source_name,
             message:
                 "Training the proxy of {params.source}."
             shell:
-                "python -m dpmixmin text_proxy --source {params.source} 2>&1 | tee {log}"
+                "python -m dpmixmin text_proxy --source {params.source} 2>&1 | tee -i {log}"
 
 else:
     TARGETS["proxies"] = files_of([PATHS.proxy()], "model.safetensors", "loss.parquet")
@@ -42,12 +46,16 @@ else:
             TARGETS["proxies"],
         log:
             PATHS.log("train_proxy"),
+        benchmark:
+            PATHS.benchmark("train_proxy")
         conda:
             "../../envs/cpu.yaml"
         threads: CONFIG.threads
+        resources:
+            **asks("proxy", gpu=True),
         params:
             settings=subtree("proxy"),
         message:
             "Training one proxy with an output per public source."
         shell:
-            "python -m dpmixmin proxy 2>&1 | tee {log}"
+            "python -m dpmixmin proxy 2>&1 | tee -i {log}"

@@ -16,7 +16,7 @@ rule budget:
     message:
         "What was spent on this dataset, and what is left."
     shell:
-        "python -m dpmixmin budget 2>&1 | tee {log}"
+        "python -m dpmixmin budget 2>&1 | tee -i {log}"
 
 
 if CONFIG.mode == "deploy":
@@ -35,6 +35,9 @@ if CONFIG.mode == "deploy":
             TARGETS["bundle"],
         log:
             PATHS.log("write_bundle"),
+        benchmark:
+            PATHS.benchmark("write_bundle")
+        localrule: True
         conda:
             "../../envs/cpu.yaml"
         params:
@@ -43,7 +46,7 @@ if CONFIG.mode == "deploy":
         message:
             "Writing the release bundle and its statement."
         shell:
-            "python -m dpmixmin release 2>&1 | tee {log}"
+            "python -m dpmixmin release 2>&1 | tee -i {log}"
 
     rule release:
         input:
@@ -61,4 +64,4 @@ else:
         message:
             "A study cannot be released: this says why."
         shell:
-            "python -m dpmixmin release 2>&1 | tee {log}"
+            "python -m dpmixmin release 2>&1 | tee -i {log}"

@@ -27,6 +27,8 @@ rule make_report:
         TARGETS["report"],
     log:
         PATHS.log("make_report"),
+    benchmark:
+        PATHS.benchmark("make_report")
     conda:
         "../../envs/cpu.yaml"
     params:
@@ -34,4 +36,4 @@ rule make_report:
     message:
         "Writing tables, figures and the page."
     shell:
-        "python -m dpmixmin report 2>&1 | tee {log}"
+        "python -m dpmixmin report 2>&1 | tee -i {log}"

@@ -20,6 +20,8 @@ rule fetch:
         PATHS.fetched(),
     log:
         PATHS.log("fetch"),
+    benchmark:
+        PATHS.benchmark("fetch")
     conda:
         "../../envs/cpu.yaml"
     params:
@@ -27,7 +29,7 @@ rule fetch:
     message:
         "Fetching the data that the config names (once; kept in the data cache)."
     shell:
-        "python -m dpmixmin fetch 2>&1 | tee {log}"
+        "python -m dpmixmin fetch 2>&1 | tee -i {log}"
 
 
 rule prepare_sources:
@@ -40,12 +42,16 @@ rule prepare_sources:
         TARGETS["sources"],
     log:
         PATHS.log("prepare_sources"),
+    benchmark:
+        PATHS.benchmark("prepare_sources")
     conda:
         "../../envs/cpu.yaml"
+    resources:
+        **asks("sources"),
     params:
         settings=subtree("sources"),
         stage=stage_of("sources"),
     message:
         "Preparing the public sources."
     shell:
-        "python -m dpmixmin {params.stage} 2>&1 | tee {log}"
+        "python -m dpmixmin {params.stage} 2>&1 | tee -i {log}"

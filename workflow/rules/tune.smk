@@ -19,16 +19,20 @@ rule tune_mixture:
         files_of([MIXTURE_SETTINGS], *SETTINGS),
     log:
         PATHS.log("tune_mixture"),
+    benchmark:
+        PATHS.benchmark("tune_mixture")
     conda:
         "../../envs/cpu.yaml"
     threads: CONFIG.threads
+    resources:
+        **asks("tune_mixture", gpu=True),
     params:
         settings=subtree("tune_mixture"),
         stage=stage_of("tune_mixture"),
     message:
         "Choosing the mixture's clip, steps and step size on public stand-ins."
     shell:
-        "python -m dpmixmin {params.stage} 2>&1 | tee {log}"
+        "python -m dpmixmin {params.stage} 2>&1 | tee -i {log}"
 
 
 if CONFIG.text:
@@ -42,15 +46,19 @@ if CONFIG.text:
             files_of([PATHS.finetune_settings(method) for method in CONFIG.methods], *SETTINGS),
         log:
             PATHS.log("tune_finetune"),
+        benchmark:
+            PATHS.benchmark("tune_finetune")
         conda:
             "../../envs/cpu.yaml"
         threads: CONFIG.threads
+        resources:
+            **asks("tune_finetune", gpu=True),
         params:
             settings=subtree("tune_finetune"),
         message:
             "Choosing fine-tuning settings on public stand-ins (the same budget for every method)."
         shell:
-            "python -m dpmixmin text_tune_finetune 2>&1 | tee {log}"
+            "python -m dpmixmin text_tune_finetune 2>&1 | tee -i {log}"
 
 else:
 
@@ -74,13 +82,17 @@ else:
                 files_of([PATHS.finetune_settings(tuned_method)], *SETTINGS),
             log:
                 PATHS.log(f"tune_finetune_{tuned_method}"),
+            benchmark:
+                PATHS.benchmark(f"tune_finetune_{tuned_method}")
             conda:
                 "../../envs/cpu.yaml"
             threads: CONFIG.threads
+            resources:
+                **asks("tune_finetune", gpu=True),
             params:
                 settings=subtree("tune_finetune"),
                 method=tuned_method,
             message:
                 "Choosing fine-tuning settings of {params.method} on public stand-ins (the same budget for every method)."
             shell:
-                "python -m dpmixmin tune_finetune --method {params.method} 2>&1 | tee {log}"
+                "python -m dpmixmin tune_finetune --method {params.method} 2>&1 | tee -i {log}"

@@ -1,26 +1,35 @@
 """Private fine-tuning as a charged release: what the models of every kind share.
 
-A stage gives a :class:`Kind`: how to read its sensitive records, build its sums and write its model. The rest is here:
-the spec from public settings, the reservation, the steps, the commit, and the statement of the whole chain.
+A stage gives a :class:`Kind`: how to build its sums and write its model. The rest is here: the spec from public
+settings, the reservation, the sensitive records, the steps, the commit, and the statement of the whole chain.
+
+Processes that ``torchrun`` started make the cells together (``ranks.py``). The leader alone writes: it opens the
+ledger, commits and publishes. The others read their units through :meth:`Ledger.join`, train, and leave nothing.
+Neither the spec nor the ledger knows how many there are, so a run may be gone on with by another number of them.
 """
 
 from __future__ import annotations
 
+import json
 from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from dpmixmin import artifacts, provenance
-from dpmixmin.cells import TWICE, Cell, cells_of, pretrained_cell, select, train_parts
+from dpmixmin import artifacts, progress, provenance
+from dpmixmin.cells import TWICE, Cell, pretrained_cell, train_parts
 from dpmixmin.config import Config
 from dpmixmin.data import split
 from dpmixmin.data.fetch import say
+from dpmixmin.data.records import OfUnits
 from dpmixmin.finetune.dp_sgd import ClippedSum, fine_tune
 from dpmixmin.paths import STUDY, Paths
-from dpmixmin.privacy.access import Access
+from dpmixmin.privacy.access import Access, Release
 from dpmixmin.privacy.events import from_json
 from dpmixmin.privacy.ledger import Ledger, Mechanism
 from dpmixmin.privacy.noise import noise_source
 from dpmixmin.privacy.statement import least_public
+from dpmixmin.ranks import Ranks
 from dpmixmin.sections import FinetuneSettings
 from dpmixmin.specs import finetune_spec
 
@@ -41,8 +50,8 @@ class Kind(ABC):
     files: tuple[str, ...]
 
     @abstractmethod
-    def sums(self, config: Config, access: Access, paths: Paths, cell: Cell, wanted: split.Partition, folder: str):
-        """Read the open parts and return the :class:`ClippedSum` of the pretrained model in ``folder`` over them."""
+    def sums(self, config: Config, paths: Paths, cell: Cell, records: OfUnits, folder: str) -> ClippedSum:
+        """Return the sums of the pretrained model in ``folder`` over records of the open parts."""
 
     @abstractmethod
     def model_files(self, config: Config, sums: ClippedSum, folder: str) -> dict[str, bytes]:
@@ -53,17 +62,25 @@ class Kind(ABC):
         return {"privacy.json": artifacts.json_bytes(statement)}
 
 
-def run_cells(kind: Kind, config: Config, method: str, task: str) -> None:
-    """Fine-tune every cell of one task and method."""
-    paths, ledger = Paths(config.experiment), Ledger.of(config)
+def run_cells(kind: Kind, config: Config, *, method: str, cells: Sequence[Cell]) -> None:
+    """Fine-tune cells of one method, alone or together with the other processes that ``torchrun`` started."""
+    paths = Paths(config.experiment)
     settings_folder = paths.finetune_settings(method)
     chosen = artifacts.read_json(f"{settings_folder}/settings.json")
     settings_parent = artifacts.parent(settings_folder)
-    for cell in select(cells_of(config), stage="finetuned", task=task, method=method):
-        pretrained = pretrained_cell(config, cell.task, cell.method, cell.epsilon, cell.seed)
-        make = _keep_pretrained if chosen["choice"] is None else _fine_tune
-        make(kind, config, ledger, paths, cell, pretrained, settings_parent, chosen)
-        say(f"  {cell.folder(paths)}")
+    with Ranks.of_environment() as ranks:
+        # The leader first: it makes what is missing of the ledger, so that the others only read.
+        ranks.led(lambda: Ledger.of(config).dataset_id.encode())
+        ledger = Ledger.of(config)
+        for cell in cells:
+            progress.cell(cell.folder(paths))
+            pretrained = pretrained_cell(config, cell.task, cell.method, cell.epsilon, cell.seed)
+            if chosen["choice"] is not None:
+                _fine_tune(kind, config, ranks, ledger, paths, cell, pretrained, settings_parent, chosen)
+            elif ranks.leads:
+                _keep_pretrained(kind, config, ledger, paths, cell, pretrained, settings_parent, chosen)
+            if ranks.leads:
+                say(f"  {cell.folder(paths)}")
 
 
 def _keep_pretrained(
@@ -88,6 +105,7 @@ def _keep_pretrained(
 def _fine_tune(
     kind: Kind,
     config: Config,
+    ranks: Ranks,
     ledger: Ledger,
     paths: Paths,
     cell: Cell,
@@ -102,7 +120,7 @@ def _fine_tune(
     spec = finetune_spec(config, values, cell.epsilon, parts, steps_factor=factor, alongside=alongside)
     spec.spent()
     parents = [artifacts.parent(folder), settings]
-    noise = noise_source(config.privacy.insecure_seed, cell.folder(paths))
+    noise = noise_source(config.privacy.insecure_seed, _purpose(cell.folder(paths), ranks))
     purpose = Mechanism(
         spec=spec,
         cell=cell.coordinates(),
@@ -112,14 +130,50 @@ def _fine_tune(
         private_randomness=noise.private,
     )
     wanted = split.partition(ledger.keys, config.private, cell.seed)
-    with ledger.open(parts, purpose, wanted.name) as release:
+    with _opened(ledger, ranks, parts, purpose, wanted.name) as (access, release):
+        if access is not None:
+            records = ranks.own(split.open_part(access, paths, wanted, cell.seed))
+            sums = kind.sums(config, paths, cell, records, folder)
+            fine_tune(sums, spec, values.learning_rate, noise, ranks, release.progress if release else None)
+        if release is None:
+            return
         if not release.committed:
-            sums = kind.sums(config, release, paths, cell, wanted, folder)
-            fine_tune(sums, spec, values.learning_rate, noise, progress=release.progress)
             private = [release.parent(paths.records()), release.parent(paths.split(cell.seed))]
             release.commit(kind.model_files(config, sums, folder), _manifest(kind, config, cell, [*parents, *private]))
         statement = _statement(config, ledger, paths, pretrained, [release.entry], chosen["chosen_by"])
         release.publish(cell.folder(paths), kind.views(config, cell, statement, trained=True))
+
+
+@contextmanager
+def _opened(
+    ledger: Ledger, ranks: Ranks, parts: tuple[str, ...], purpose: Mechanism, partition: str
+) -> Iterator[tuple[Access | None, Release | None]]:
+    """Open a mechanism: on the leader to make it, on the others to read for it.
+
+    Yields:
+        ``(access, release)``: what reads the parts, None where the output is in the store already; and the release,
+        None on every rank but the leader.
+    """
+    with ExitStack() as stack:
+        release: Release | None = None
+
+        def reserve() -> bytes:
+            nonlocal release
+            release = stack.enter_context(ledger.open(parts, purpose, partition))
+            return json.dumps([release.entry, release.committed]).encode()
+
+        entry, committed = json.loads(ranks.led(reserve))
+        if committed:
+            yield None, release
+        elif release is not None:
+            yield release, release
+        else:
+            yield stack.enter_context(ledger.join(entry, parts, purpose, partition)), None
+
+
+def _purpose(name: str, ranks: Ranks) -> str:
+    """Name the stream of this rank in a run under a test seed: no two ranks draw the same."""
+    return name if ranks.leads else f"{name}, rank {ranks.rank}"
 
 
 def _events_on(statement: str, parts: tuple[str, ...]) -> tuple:

@@ -4,7 +4,7 @@ One step: an independent coin per unit; at most ``records_per_step`` of a unit's
 (``privacy/subsample.py``); the gradient of each; the mean over them; clip to C; sum; ONE noise draw; divide by the
 public expected batch; SGD. An empty batch still adds noise. A unit whose gradient is not finite contributes zero. The
 physical batch, padding that ``trim`` cuts, and how many processes share the work (``ranks.py``) change speed and
-memory, nothing else.
+memory, nothing else. Neither does stopping: a run that is told to stop ends between two steps and is gone on from.
 
 Opacus' engine, loader and accountant are not used: they derive the rate and the divisor from the private size.
 """
@@ -12,20 +12,23 @@ Opacus' engine, loader and accountant are not used: they derive the rate and the
 from __future__ import annotations
 
 import hashlib
-import sys
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 import numpy as np
 import torch
 from torch import nn
 
-from dpmixmin.finetune.ranks import Ranks
+from dpmixmin import interrupt
 from dpmixmin.models import networks
 from dpmixmin.models.gradients import Loss, binary_cross_entropy, per_record_gradients
 from dpmixmin.privacy.access import Progress
+from dpmixmin.privacy.accounting import Composition
 from dpmixmin.privacy.mechanisms import ModelGaussian
 from dpmixmin.privacy.noise import NoiseSource
 from dpmixmin.privacy.subsample import SECRET_BYTES, chosen
+from dpmixmin.progress import Steps
+from dpmixmin.ranks import Ranks
 
 _FLOAT32_MARGIN = 1 - 1e-5
 """Clipping aims this far inside C, so that float32 rounding of norms and sums cannot exceed it."""
@@ -190,34 +193,67 @@ def fine_tune(
 ) -> None:
     """Train the model behind ``sums`` in place: exactly ``spec.steps`` steps, then stop.
 
+    SIGTERM and the first Ctrl-C wait for the end of a step. The leader then saves the state and stops; the other ranks
+    never stop by themselves: they find it gone.
+
     Args:
         sums: the private part and the model; with several processes, this rank's share of the part.
         spec: sampler, clip, divisor, noise, steps.
         learning_rate: step size of SGD (post-processing).
         noise: source of all private randomness; each rank has its own.
         ranks: the processes that train this model together; left out, this one alone.
-        progress: where the state is saved between steps, and gone on from (rule 23); left out, nowhere.
+        progress: of the leader: where the state is saved between steps, and gone on from (rule 23); left out, nowhere.
 
     Raises:
-        UserError: the ranks start from different models or settings, or draw the same noise.
+        UserError: the ranks start from different models, steps or settings, or draw the same noise.
+        Interrupted: told to stop, or another rank is gone; the state after the last whole step is saved.
     """
     ranks = ranks or Ranks.single()
-    saved = progress.load() if progress else None
-    if saved is not None:
-        networks.load_bytes(sums.model, saved[1])
+    done, state = _saved(ranks, progress)
+    if state:
+        networks.load_bytes(sums.model, state)
     if ranks.world > 1:
-        ranks.check(same=_digest(sums, spec, learning_rate), different=noise.random_bytes(16))
-    for step in range(saved[0] if saved else 0, spec.steps):
-        # Drawn although no unit may be above the limit: the number of draws is public.
-        secret = None if sums.records_per_step is None else noise.random_bytes(SECRET_BYTES)
-        total = sums(spec.sample(sums.units, noise), spec.clip, secret).numpy()
-        released = ranks.sum(torch.from_numpy(spec.release_sum(total, noise, shares=ranks.world)))
-        sums.add(-learning_rate * released / spec.expected_batch)
-        if progress and ranks.rank == 0:
-            progress.save(step + 1, lambda: networks.state_bytes(sums.model))
-        # By steps, never by time: how long a step takes depends on the number of units.
-        if ranks.rank == 0 and spec.steps >= 100 and (step + 1) % (spec.steps // 10) == 0:
-            print(f"  step {step + 1}/{spec.steps}", file=sys.stderr, flush=True)
+        ranks.check(same=_digest(sums, spec, learning_rate, done), different=noise.random_bytes(16))
+    # A trial on public records charges nothing, and keeps no state: it has no epsilon to tell.
+    epsilon = (lambda steps: _epsilon_of(spec, steps)) if progress else None
+    with interrupt.held() as asked_to_stop:
+        how_far = Steps(spec.steps, private=True, epsilon=epsilon, start=done)
+        for step in range(done, spec.steps):
+            # Drawn although no unit may be above the limit: the number of draws is public.
+            secret = None if sums.records_per_step is None else noise.random_bytes(SECRET_BYTES)
+            total = sums(spec.sample(sums.units, noise), spec.clip, secret).numpy()
+            share = torch.from_numpy(spec.release_sum(total, noise, shares=ranks.world))
+            try:
+                released = ranks.sum(share)
+            except interrupt.Interrupted:
+                # A rank is gone in the middle of this step: the model is as the last whole one left it.
+                if progress:
+                    progress.save(step, lambda: networks.state_bytes(sums.model), now=True)
+                raise
+            sums.add(-learning_rate * released / spec.expected_batch)
+            stop = ranks.leads and asked_to_stop()
+            if progress:
+                progress.save(step + 1, lambda: networks.state_bytes(sums.model), now=stop)
+            how_far.at(step + 1)
+            if stop:
+                raise interrupt.Interrupted
+
+
+def _saved(ranks: Ranks, progress: Progress | None) -> tuple[int, bytes]:
+    """Return the leader's finished steps and the state after them, on every rank; without a state, 0 and nothing."""
+
+    def load() -> bytes:
+        found = progress.load() if progress else None
+        return b"" if found is None else found[0].to_bytes(8, "big") + found[1]
+
+    found = ranks.led(load)
+    return int.from_bytes(found[:8], "big"), found[8:]
+
+
+def _epsilon_of(spec: ModelGaussian, steps: int) -> float:
+    """Return what the first steps of a spec amount to: of public parameters alone."""
+    events = (replace(event, steps=steps) for event in spec.events())
+    return Composition((*spec.alongside, *events), adjacency=spec.adjacency).epsilon(spec.delta)
 
 
 def _random_examples(width: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -226,9 +262,10 @@ def _random_examples(width: int) -> tuple[torch.Tensor, torch.Tensor]:
     return features, torch.tensor([0.0, 1.0, torch.nan])
 
 
-def _digest(sums: ClippedSum, spec: ModelGaussian, learning_rate: float) -> bytes:
-    """Return a hash of what every rank must agree on: settings and weights."""
-    digest = hashlib.sha256(f"{spec.digest()} {learning_rate!r} {sums.records_per_step}".encode())
+def _digest(sums: ClippedSum, spec: ModelGaussian, learning_rate: float, done: int) -> bytes:
+    """Return a hash of what every rank must agree on: settings, finished steps and weights."""
+    settings = f"{spec.digest()} {learning_rate!r} {sums.records_per_step} {done}"
+    digest = hashlib.sha256(settings.encode())
     for parameter in sums.model.parameters():
         digest.update(parameter.detach().cpu().double().numpy().tobytes())
     return digest.digest()

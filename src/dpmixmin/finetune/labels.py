@@ -11,6 +11,7 @@ from dpmixmin.config import Config
 from dpmixmin.data.records import Records
 from dpmixmin.finetune.dp_sgd import ClippedSum
 from dpmixmin.models import networks, trainable
+from dpmixmin.models.device import best
 
 
 def starting_model(config: Config, width: int, folder: str | None) -> nn.Module:
@@ -32,7 +33,7 @@ def label_sums(
     config: Config,
     make: Callable[..., ClippedSum] = ClippedSum,
 ) -> ClippedSum:
-    """Return the sums of clipped unit gradients of a network.
+    """Return the sums of clipped unit gradients of a network, which goes to the GPU if there is one.
 
     Args:
         model: trainable parameters are those with ``requires_grad``.
@@ -43,7 +44,7 @@ def label_sums(
     """
     units, index = records.units()
     return make(
-        model,
+        model.to(best()),
         records.features,
         labels,
         index,

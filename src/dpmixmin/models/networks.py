@@ -84,7 +84,7 @@ def refuse_batch_statistics(model: nn.Module) -> None:
 
 @torch.no_grad()
 def predict(model: nn.Module, features: torch.Tensor, batch: int = 2000) -> torch.Tensor:
-    """Return logits of shape (n, outputs).
+    """Return logits of shape (n, outputs), on the CPU.
 
     Args:
         model: gives logits.
@@ -93,9 +93,10 @@ def predict(model: nn.Module, features: torch.Tensor, batch: int = 2000) -> torc
             rounding may depend on how many others there are.
     """
     model.eval()
+    device = next(model.parameters()).device
     if not len(features):
-        return model(features)
-    return torch.cat([model(chunk) for chunk in features.split(batch)])
+        return model(features.to(device)).cpu()
+    return torch.cat([model(chunk.to(device)).cpu() for chunk in features.split(batch)])
 
 
 def state_bytes(model: nn.Module) -> bytes:
@@ -103,7 +104,7 @@ def state_bytes(model: nn.Module) -> bytes:
     from safetensors.torch import save
 
     # Clones: safetensors refuses tensors that share memory, as tied weights do.
-    return save({name: value.clone().contiguous() for name, value in model.state_dict().items()})
+    return save({name: value.cpu().clone().contiguous() for name, value in model.state_dict().items()})
 
 
 def load_bytes(model: nn.Module, data: bytes) -> nn.Module:

@@ -1,8 +1,8 @@
 """Training a GPT-2 on PUBLIC text: the proxies and the pretraining on a mixture.
 
 AdamW with warm-up and a cosine to zero. What is trained is a function of the model's start, the sampler and the
-settings: nothing here draws at random. A run that died goes on from its saved state and, on a CPU, ends with the
-weights of one that did not.
+settings: nothing here draws at random. A run that died goes on from its saved state (``loop.py``) and, on a CPU, ends
+with the weights of one that did not.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from __future__ import annotations
 import hashlib
 import io
 import math
-import time
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
@@ -23,8 +22,10 @@ from torch.nn.functional import cross_entropy
 from dpmixmin.errors import UserError
 from dpmixmin.models.device import best
 from dpmixmin.models.language import fused_attention
+from dpmixmin.pretrain import loop
 from dpmixmin.pretrain.packing import MixtureSampler
 from dpmixmin.privacy.access import Progress
+from dpmixmin.ranks import Ranks
 from dpmixmin.text_sections import LanguageModel
 
 if TYPE_CHECKING:
@@ -35,7 +36,6 @@ _MAX_GRADIENT = 1.0
 """Norm that gradients are scaled down to: the usual guard of public training, no privacy clip."""
 _HELDOUT_SHARE = 0.1
 """All measurements of the held-out loss together read at most this part of the training budget."""
-_SAY_SECONDS = 10.0
 
 
 @dataclass
@@ -64,6 +64,7 @@ def train(
     *,
     state: Progress | None = None,
     say: Callable[[str], None] = lambda line: None,
+    ranks: Ranks | None = None,
 ) -> Curve:
     """Train in place, on the GPU if there is one; the model comes back on the CPU.
 
@@ -72,63 +73,64 @@ def train(
         sampler: gives the batches; at its start.
         heldout: PUBLIC blocks of the sampler's sources that are not trained on, int32 of shape (n_i, context + 1).
         settings: budget and optimiser.
-        state: where the state is kept from time to time, gone on from, and deleted at the end. A state of another
+        state: where the state is kept from time to time and gone on from; the caller deletes it. A state of another
             run (settings, data or start differ) is not used. Left out, nowhere.
-        say: takes progress lines.
+        say: takes the line that a saved state is gone on from.
+        ranks: the processes that train together; left out, this one alone.
 
     Raises:
         UserError: ``patience`` is set and nothing is held out.
+        Interrupted: a signal came; the state is saved.
     """
-    return _Training(model, sampler, heldout, settings, say).run(state)
+    ranks = ranks or Ranks.single()
+    training = _Training(model, sampler, heldout, settings, ranks)
+    with fused_attention(model):
+        loop.run(training, state, ranks, say)
+    return training.end()
 
 
 class _Training:
-    """One training: what changes with its steps is in ``_state``."""
+    """One training: what changes with its steps is in :meth:`state`."""
 
-    def __init__(self, model, sampler, heldout, settings, say):
-        self.model, self.sampler, self.settings, self.say = model, sampler, settings, say
+    def __init__(self, model, sampler, heldout, settings, ranks):
+        self.model, self.sampler, self.settings, self.ranks = model, sampler, settings, ranks
         self.device = best()
         self.tokens_per_step = settings.batch * sampler.context
         # With a repetition cap, no more steps than there is text for: the schedule ends where the training does.
         wanted = math.ceil(settings.tokens / self.tokens_per_step)
         self.steps = min(wanted, sampler.batches)
-        self.end = "budget" if self.steps == wanted else "exhausted"
+        self.last = "budget" if self.steps == wanted else "exhausted"
         self.heldout = self._heldout_part(heldout)
         if settings.patience and not self.heldout:
             raise UserError("patience: nothing is held out to stop by; raise text.heldout or remove patience")
         self.measured = {round((j + 1) * self.steps / settings.evaluations) for j in range(settings.evaluations)}
         self.digest = self._digest()
         model.to(self.device)
+        self.parallel = loop.parallel(model, ranks)
         self.optimiser = _adamw(model, settings)
         self.curve, self.best, self.step, self.tokens = Curve(), None, 0, 0
         self.sums = [0.0, 0]
 
-    def run(self, state: Progress | None) -> Curve:
-        saved = state.load() if state else None
-        if saved is not None and self._restore(saved[1]):
-            self.say(f"  going on after step {self.step}/{self.steps}")
-        said, said_at = time.monotonic(), self.step
-        with fused_attention(self.model):
-            while self.step < self.steps and self.curve.stopped == "budget":
-                self._one_step()
-                if self.step in self.measured or self.curve.stopped == "exhausted":
-                    self._measure()
-                if state:
-                    state.save(self.step, self._state)
-                now = time.monotonic()
-                if now - said > _SAY_SECONDS:
-                    speed = (self.step - said_at) * self.tokens_per_step / (now - said)
-                    loss = self.sums[0] / self.sums[1] if self.sums[1] else self.curve.rows[-1]["train_loss"]
-                    self.say(f"  step {self.step}/{self.steps}, public loss {loss:.4f}, {speed:,.0f} tokens/s")
-                    said, said_at = now, self.step
+    def finished(self) -> bool:
+        return self.step >= self.steps or self.curve.stopped != "budget"
+
+    def advance(self) -> None:
+        self._one_step()
+        if self.step in self.measured or self.curve.stopped == "exhausted":
+            self._measure()
+
+    def note(self) -> str:
+        loss = self.sums[0] / self.sums[1] if self.sums[1] else self.curve.rows[-1]["train_loss"]
+        return f"public loss {loss:.4f}"
+
+    def end(self) -> Curve:
+        """Leave the final weights in the model, on the CPU."""
         if self.curve.stopped == "budget":
-            self.curve.stopped = self.end
+            self.curve.stopped = self.last
         if self.best is not None:
             self.model.load_state_dict(self.best["weights"])
         self.model.to("cpu").eval()
         self.curve.epochs = self.sampler.epochs
-        if state:
-            state.forget()
         return self.curve
 
     def _one_step(self) -> None:
@@ -141,12 +143,8 @@ class _Training:
             group["lr"] = rate
         self.model.train()
         self.optimiser.zero_grad(set_to_none=True)
-        loss = 0.0
-        for part in np.array_split(batch, min(self.settings.accumulate, len(batch))):
-            # Each part weighs what it holds, so that the sum is the full batch's mean.
-            mean = self._loss(part) * (len(part) / len(batch))
-            mean.backward()
-            loss += float(mean.detach())
+        parts = loop.slices(batch, self.settings.accumulate, self.ranks)
+        loss = loop.backward(self.parallel, self._loss, parts, self.ranks)
         torch.nn.utils.clip_grad_norm_(self.model.parameters(), _MAX_GRADIENT)
         self.optimiser.step()
         self.step += 1
@@ -158,7 +156,8 @@ class _Training:
         """Return the mean loss per token of full blocks."""
         ids = torch.from_numpy(rows).to(self.device, torch.long)
         with _autocast(self.settings.precision, self.device):
-            logits = self.model(input_ids=ids[:, :-1], use_cache=False).logits
+            model = self.parallel if torch.is_grad_enabled() else self.model
+            logits = model(input_ids=ids[:, :-1], use_cache=False).logits
         return cross_entropy(logits.flatten(0, 1).float(), ids[:, 1:].flatten())
 
     def _measure(self) -> None:
@@ -195,8 +194,11 @@ class _Training:
         size = max(1, self.settings.batch // self.settings.accumulate)
         total = 0.0
         for name, blocks in self.heldout.items():
-            parts = (blocks[start : start + size] for start in range(0, len(blocks), size))
+            # The ranks read the parts in turn, so that none waits for another for long.
+            starts = range(self.ranks.rank * size, len(blocks), self.ranks.world * size)
+            parts = (blocks[start : start + size] for start in starts)
             total += weights[name] * sum(float(self._loss(part)) * len(part) for part in parts) / len(blocks)
+        total = float(self.ranks.sum(torch.tensor(total, dtype=torch.float64)))
         return float(total / sum(weights[name] for name in self.heldout))
 
     def _heldout_part(self, heldout: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
@@ -212,7 +214,7 @@ class _Training:
 
     # -- the state ----------------------------------------------------------------------------------------------
 
-    def _state(self) -> bytes:
+    def state(self) -> bytes:
         out = io.BytesIO()
         parts = {
             "digest": self.digest,
@@ -229,9 +231,8 @@ class _Training:
         torch.save(parts, out)
         return out.getvalue()
 
-    def _restore(self, data: bytes) -> bool:
-        """Take over a state; return whether it was this run's."""
-        parts = torch.load(io.BytesIO(data), map_location=self.device, weights_only=True)
+    def restore(self, state: bytes) -> bool:
+        parts = torch.load(io.BytesIO(state), map_location=self.device, weights_only=True)
         if parts["digest"] != self.digest:
             return False
         self.model.load_state_dict(parts["model"])

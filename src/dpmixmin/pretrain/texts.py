@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pyarrow as pa
 
 from dpmixmin.data.corpora import Corpus
-from dpmixmin.paths import ROOMS
+from dpmixmin.pretrain.durable import remove_empty_parents
 from dpmixmin.pretrain.language import Curve, train
 from dpmixmin.pretrain.packing import MixtureSampler, pack
 from dpmixmin.privacy.access import Progress
+from dpmixmin.ranks import Ranks
 from dpmixmin.text_sections import LanguageModel, Text
 
 
@@ -25,8 +25,9 @@ def train_mixture(
     end_of_text: int,
     *,
     seed: int,
-    state: str,
+    state: str | Progress,
     say: Callable[[str], None],
+    ranks: Ranks | None = None,
 ) -> Curve:
     """Train a model in place: documents packed to the context, a source drawn by its weight for every sequence.
 
@@ -38,8 +39,9 @@ def train_mixture(
         settings: budget and optimiser.
         end_of_text: id of the special token.
         seed: public seed of the packing and of the draws.
-        state: folder where the state is kept until the end.
-        say: takes progress lines.
+        state: folder where the state is kept until the end; or a state that the caller deletes.
+        say: takes the line that a saved state is gone on from.
+        ranks: the processes that train together; left out, this one alone.
     """
 
     def packed(documents: list) -> object:
@@ -48,14 +50,11 @@ def train_mixture(
     blocks = {name: packed(corpora[name].train) for name in weights}
     heldout = {name: packed(corpora[name].heldout) for name in weights}
     sampler = MixtureSampler(blocks, list(weights.values()), settings.batch, seed, settings.max_epochs)
-    folder = Path(state)
-    curve = train(model, sampler, heldout, settings, state=Progress(folder), say=say)
-    # Its empty parents too, up to the room; another training may have a state beside this one.
-    for parent in folder.parents:
-        if parent.name in ROOMS:
-            break
-        with contextlib.suppress(OSError):
-            parent.rmdir()
+    progress = state if isinstance(state, Progress) else Progress(Path(state))
+    curve = train(model, sampler, heldout, settings, state=progress, say=say, ranks=ranks)
+    if progress is not state:
+        progress.forget()
+        remove_empty_parents(progress.folder)
     return curve
 
 

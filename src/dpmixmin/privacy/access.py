@@ -2,21 +2,29 @@
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
+import math
 import os
+import re
 import shutil
+import sys
 import time
-import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dpmixmin import artifacts
-from dpmixmin.errors import UserError
-from dpmixmin.privacy.log import fsync_folder
+from dpmixmin import artifacts, atomic
+from dpmixmin.errors import UserError, disk_failure
+from dpmixmin.privacy import lease
 
 if TYPE_CHECKING:
     from dpmixmin.privacy.ledger import Ledger
+
+_DIGEST_BYTES = hashlib.sha256().digest_size
+"""A state's file begins with the SHA-256 of what follows."""
 
 
 @dataclass
@@ -74,13 +82,16 @@ class Access:
             raise PermissionError("this access is closed")
 
 
-@dataclass(frozen=True)
+@dataclass
 class Progress:
-    """The state of a long mechanism between its steps (rule 23): raw private data beside the ledger, one file.
+    """The state of a long computation between its steps: one file, whole or not there.
 
-    A resumed mechanism goes on with the step that follows the saved one and ends after the spec's last: the released
-    transcript has exactly the steps that were reserved. Steps after the saved state that a dead process had done are
-    done again with fresh noise; nobody ever saw them.
+    A mechanism's (rule 23) is raw private data, beside the ledger. A resumed mechanism goes on with the step that
+    follows the saved one and ends after the spec's last: the released transcript has exactly the steps that were
+    reserved. Steps after the saved state that a dead process had done are done again with fresh noise; nobody ever
+    saw them.
+
+    One process at a time may save here: the holder of a mechanism's entry, or of :meth:`lease`.
 
     Attributes:
         folder: where the state is.
@@ -89,31 +100,48 @@ class Progress:
 
     folder: Path
     seconds: float = 60.0
+    _tried: float | None = field(default=None, init=False, repr=False, compare=False)
+    _failed: bool = field(default=False, init=False, repr=False, compare=False)
 
     def load(self) -> tuple[int, bytes] | None:
-        """Return the number of finished steps and the state after them, or None."""
-        found = max(self.folder.glob("step=*"), key=self._step, default=None)
-        return None if found is None else (self._step(found), found.read_bytes())
+        """Return the number of finished steps and the state after them, or None; damaged files do not count."""
+        atomic.remove_leftovers(self.folder)
+        for steps, path in sorted(self._found().items(), reverse=True):
+            with contextlib.suppress(FileNotFoundError), open(path, "rb") as saved:
+                expected, state = saved.read(_DIGEST_BYTES), saved.read()
+                if hashlib.sha256(state).digest() == expected:
+                    return steps, state
+        return None
 
-    def save(self, steps: int, state: Callable[[], bytes]) -> None:
-        """Replace the state (one rename), unless the last one is fresh.
+    def save(self, steps: int, state: Callable[[], bytes], now: bool = False) -> None:
+        """Replace the state, unless the last one is fresh. A disk that fails ends no computation.
+
+        On a full disk the last state that was written stays, what was half written is removed, one line says that
+        nothing is saved, and the next attempt is made after as many seconds as between two states.
 
         Args:
             steps: number of finished steps.
             state: gives the bytes; called only when they are written.
+            now: whatever the age of the last one.
         """
-        newest = max(self.folder.glob("step=*"), key=self._step, default=None)
-        if newest is not None and time.time() - newest.stat().st_mtime < self.seconds:
+        if self._tried is None:
+            # By this process's own clock: the last state may come from a machine with another.
+            self._tried = time.monotonic() if self._found() else -math.inf
+        if not now and time.monotonic() - self._tried < self.seconds:
             return
-        self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        temporary = self.folder / f".{uuid.uuid4().hex}"
-        with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as out:
-            out.write(state())
-            out.flush()
-            os.fsync(out.fileno())
-        os.rename(temporary, self.folder / f"step={steps}")
-        if newest is not None:
-            newest.unlink()
+        try:
+            self._write(steps, state())
+        except OSError as error:
+            failure = disk_failure(error)
+            if failure is None:
+                raise
+            if not self._failed:
+                print(
+                    f"warning: {failure.what}: the state is not saved; going on without", file=sys.stderr, flush=True
+                )
+            self._failed = True
+        finally:
+            self._tried = time.monotonic()
 
     def exists(self) -> bool:
         """Whether there is a state to go on from."""
@@ -123,9 +151,53 @@ class Progress:
         """Delete the state."""
         shutil.rmtree(self.folder, ignore_errors=True)
 
-    @staticmethod
-    def _step(path: Path) -> int:
-        return int(path.name.removeprefix("step="))
+    @contextmanager
+    def lease(self) -> Iterator[None]:
+        """Keep other processes from this state: they wait here, and then find what this one left.
+
+        A mechanism needs none, its entry has one. The lease's file lies beside the folder until the end of the block.
+        """
+        path = self.folder.with_name(f"{self.folder.name}.lock")
+        try:
+            handle = lease.take(path, f"waiting for another job that works on {self.folder}")
+        except lease.Unsupported:
+            # Two trainings of the same public data and seed then do the same twice: slow, but not wrong.
+            print("warning: no file locks here; nothing keeps a second job from doing the same", file=sys.stderr)
+            handle = None
+        with handle or contextlib.nullcontext():
+            try:
+                yield
+            finally:
+                with contextlib.suppress(OSError):
+                    path.unlink()
+
+    def _write(self, steps: int, state: bytes) -> None:
+        self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        atomic.remove_leftovers(self.folder)
+        with atomic.replacing(self.folder / f"step={steps}") as out:
+            out.write(hashlib.sha256(state).digest())
+            out.write(state)
+        atomic.fsync_folder(self.folder)
+        for other, path in self._found().items():
+            if other != steps:
+                path.unlink(missing_ok=True)
+
+    def _found(self) -> dict[int, Path]:
+        """Return the states by their number of steps; two where a process died between writing and deleting."""
+        paths = self.folder.glob("step=*")
+        return {int(path.name[5:]): path for path in paths if re.fullmatch(r"step=\d+", path.name)}
+
+
+@dataclass
+class Joined(Access):
+    """What another process of one training holds: the tables of its mechanism. It commits and publishes nothing."""
+
+    split: str
+
+    @property
+    def partition(self) -> str:
+        """Name of the partition that the entry is about."""
+        return self.split
 
 
 @dataclass
@@ -160,10 +232,13 @@ class Release(Access):
             raise RuntimeError("this release is committed already")
         building = self.ledger.root / "tmp" / self.entry
         shutil.rmtree(building, ignore_errors=True)
-        artifacts.publish(building, files, manifest)
-        fsync_folder(building)
-        os.rename(building, self.ledger.root / "store" / self.key)
-        fsync_folder(self.ledger.root / "store")
+        try:
+            artifacts.publish(building, files, manifest)
+            os.rename(building, self.ledger.root / "store" / self.key)
+        except BaseException:
+            shutil.rmtree(building, ignore_errors=True)
+            raise
+        atomic.fsync_folder(self.ledger.root / "store")
         self.committed = True
         self.ledger.log.append({"event": "committed", "entry": self.entry})
         self.progress.forget()

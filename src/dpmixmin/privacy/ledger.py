@@ -16,6 +16,9 @@ committed, the stored output is re-published: nothing is drawn, nothing is charg
 lease, its owner is dead: an output in the store commits it; a state between two steps is gone on from, under the same
 entry; else it becomes void (listed as an aborted attempt) and a new entry is reserved, with fresh noise.
 
+A mechanism that a signal or a failing disk ends between two saved steps stays reserved; any other error makes it void.
+Where the disk is so full that the log cannot say so, the next process finds the entry as a dead owner's.
+
 Two modes. *Study* (benchmark data): every cell is stated as if it were the only release, an edit of code or config
 makes a new one, and uncharged measurements are allowed and noted. *Deploy*: nothing is uncharged, a cap holds over
 everything that was ever charged, and a release whose inputs changed needs a new label.
@@ -25,119 +28,35 @@ Rules kept here (docs/rules.md): 5, 18, 19, 21, 23, 26.
 
 from __future__ import annotations
 
-import fcntl
+import contextlib
 import json
 import os
 import shutil
-import sys
+import time
 import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dpmixmin import artifacts
+from dpmixmin import artifacts, atomic
 from dpmixmin.config import Config
-from dpmixmin.errors import UserError
+from dpmixmin.errors import UserError, disk_failure
 from dpmixmin.paths import PRIVATE, STUDY, checkout
-from dpmixmin.privacy import statement
-from dpmixmin.privacy.access import Access, Progress, Release
-from dpmixmin.privacy.composition import Touch
+from dpmixmin.privacy import lease, statement
+from dpmixmin.privacy.access import Access, Joined, Progress, Release
+from dpmixmin.privacy.entries import Entry, entries_of
 from dpmixmin.privacy.events import to_json
 from dpmixmin.privacy.keys import Keys, bind
 from dpmixmin.privacy.log import EventLog, link_new
-from dpmixmin.privacy.mechanisms import Spec
+from dpmixmin.privacy.purposes import Cap, Derive, Mechanism, Study
 from dpmixmin.privacy.totals import total
 from dpmixmin.sections import Private
 
 PARTS = ("mixing", "finetune", "validation", "test")
 """The atoms: disjoint parts of the units under one split key."""
 
-
-# -- purposes -------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Derive:
-    """Private to private: free; the output stays in ``private/``."""
-
-
-@dataclass(frozen=True)
-class Study:
-    """A non-private measurement on benchmark data: uncharged, output only in ``study/``, noted in the ledger.
-
-    Attributes:
-        what: what is measured, for the note.
-    """
-
-    what: str
-
-
-@dataclass(frozen=True)
-class Mechanism:
-    """A charged release.
-
-    Attributes:
-        spec: the mechanism's public parameters.
-        cell: coordinates of the cell (task, method, learner, mechanism, epsilon, seed, chain).
-        inputs: digests of the non-private inputs (settings, proxies, weights, checkpoint).
-        made: how the private inputs were made (public config and code), never their content.
-        code: digest of the stage's code.
-        private_randomness: False under ``insecure_seed``: the output is stamped NOT PRIVATE.
-        total_variation: distance of the whole run's noise from its ideal law; it is added to delta.
-    """
-
-    spec: Spec
-    cell: dict[str, Any]
-    inputs: dict[str, str]
-    made: dict[str, Any]
-    code: str
-    private_randomness: bool = True
-    total_variation: float = 0.0
-
-
-@dataclass(frozen=True)
-class Cap:
-    """What a deployment may spend on a dataset, over everything that was ever charged."""
-
-    epsilon: float
-    delta: float
-
-
-# -- entries --------------------------------------------------------------------------------------------------
-
-
-@dataclass
-class Entry:
-    """One release as the log tells it.
-
-    Attributes:
-        id: random id.
-        key: store key.
-        state: reserved, committed or void.
-        facts: the reserve event (cell, parts, split, spec, label, …).
-    """
-
-    id: str
-    key: str
-    state: str
-    facts: dict[str, Any]
-
-    def touch(self) -> Touch:
-        """Return what the composition needs."""
-        return statement.touch(self.facts)
-
-    def public(self) -> dict[str, Any]:
-        """Return what a statement shows."""
-        return statement.public_facts(self.facts, self.id)
-
-    def name(self) -> str:
-        """Return a short name for messages."""
-        cell = {key: value for key, value in self.facts["cell"].items() if value not in ("", None)}
-        wanted = ("stage", "task", "method", "mechanism", "epsilon", "seed")
-        words = " ".join(f"{key}={cell[key]}" for key in wanted if key in cell)
-        return f"{words} (release {self.facts['label']})"
+__all__ = ("PARTS", "Cap", "Derive", "Entry", "Ledger", "Mechanism", "Study")
 
 
 class Ledger:
@@ -166,7 +85,7 @@ class Ledger:
         self.label, self.charge_aborted = label, charge_aborted
         for folder in (Path(root), self.root, *(self.root / n for n in ("entries", "leases", "store", "tmp"))):
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        self.log = EventLog(self.root / "entries")
+        self.log, self._swept = EventLog(self.root / "entries"), False
         identity = self.root / "dataset.json"
         link_new(identity, {"dataset": dataset, "id": uuid.uuid4().hex})
         self.dataset_id = json.loads(identity.read_text())["id"]
@@ -197,7 +116,7 @@ class Ledger:
 
     def entries(self) -> list[Entry]:
         """Return every entry in the order of reservation."""
-        return _entries(self.log.read())
+        return entries_of(self.log.read())
 
     def uncharged(self) -> list[str]:
         """Return what was measured on this dataset without charge, each once."""
@@ -257,6 +176,7 @@ class Ledger:
         key = artifacts.digest(facts["identity"])[:32]
         with self._lease(key, purpose.cell):
             found = self._take_over(key)
+            self._sweep()
             if found is not None:
                 self._check_unchanged(found, facts)
             done = found is not None and found.state == "committed"
@@ -266,16 +186,86 @@ class Ledger:
             try:
                 yield release
             except BaseException as error:
-                # Interrupted between two steps of a long mechanism: the next run goes on from its state.
-                resumable = isinstance(error, KeyboardInterrupt | SystemExit) and release.progress.exists()
-                if not release.committed and not (self.root / "store" / key).exists() and not resumable:
-                    self._void(entry_id)
+                self._give_up(release, error)
                 raise
             finally:
                 release.is_open = False
             if not release.committed:
                 self._void(entry_id)
                 raise RuntimeError("a mechanism was opened and never committed")
+
+    def _give_up(self, release: Release, error: BaseException) -> None:
+        """Void an entry, unless its output is stored, or the next run can go on from its state.
+
+        That is so after a signal and after a failure of the disk. Nothing here may hide the error itself.
+        """
+        with contextlib.suppress(OSError, UserError):
+            if release.committed or (self.root / "store" / release.key).exists():
+                return
+            resumable = isinstance(error, KeyboardInterrupt | SystemExit) or disk_failure(error) is not None
+            if not (resumable and release.progress.exists()):
+                self._void(release.entry)
+
+    @contextmanager
+    def join(
+        self, entry_id: str, parts: Sequence[str], purpose: Mechanism, split: str, *, seconds: float = 60.0
+    ) -> Iterator[Joined]:
+        """Open the door of a mechanism for another process of the same training: it reads the tables, no more.
+
+        The process that opened the mechanism holds its lease and commits it; it tells the others its entry.
+
+        Args:
+            entry_id: the reserved entry.
+            parts: as it was opened with.
+            purpose: as it was opened with.
+            split: as it was opened with.
+            seconds: how long to wait for the entry: a network filesystem may show it late.
+
+        Raises:
+            UserError: there is no such entry, or it was reserved for something else.
+            PermissionError: it is committed or void: there is nothing left to compute.
+        """
+        facts = self._facts(tuple(parts), purpose, split)
+        key = artifacts.digest(facts["identity"])[:32]
+        entry = self._awaited(entry_id, seconds)
+        if (entry.key, entry.facts["inputs_digest"]) != (key, facts["inputs_digest"]):
+            raise UserError(
+                f"{self.root}: the processes of one training were started with different configs, inputs or code; "
+                "start all of them from the same checkout"
+            )
+        if entry.state != "reserved":
+            raise PermissionError(f"this release is {entry.state}; nothing may be computed for it")
+        artifacts.restrict(set())
+        access = Joined(frozenset(parts), split)
+        try:
+            yield access
+        finally:
+            access.is_open = False
+
+    def _awaited(self, entry_id: str, seconds: float) -> Entry:
+        end = time.monotonic() + seconds
+        while True:
+            for entry in self.entries():
+                if entry.id == entry_id:
+                    return entry
+            if time.monotonic() > end:
+                raise UserError(
+                    f"{self.root}: this ledger lacks the entry that another process of the training has reserved; "
+                    "set ledger.path to a folder that all machines share"
+                )
+            time.sleep(min(0.5, seconds))
+
+    def _sweep(self) -> None:
+        """Remove what killed processes left under construction, once in the life of this object."""
+        if self._swept:
+            return
+        self._swept = True
+        for folder in (self.root / "entries", self.root):
+            atomic.remove_leftovers(folder)
+        over = {entry.id for entry in self.entries() if entry.state != "reserved"}
+        for path in (self.root / "tmp").iterdir():
+            if path.name.partition(".")[0] in over:
+                shutil.rmtree(path, ignore_errors=True)
 
     def _facts(self, parts: tuple[str, ...], purpose: Mechanism, split: str) -> dict[str, Any]:
         """Return what the log keeps of a release; ``identity`` is what its store key is made of."""
@@ -343,7 +333,7 @@ class Ledger:
     def _cap(self, new: Entry, events: list[dict[str, Any]]) -> None:
         if self.cap is None:
             return
-        before = self.charged(_entries(events))
+        before = self.charged(entries_of(events))
         together, _ = total([entry.touch() for entry in [*before, new]], self.cap.delta)
         if together > self.cap.epsilon:
             spent = "; ".join(entry.name() for entry in before) or "nothing yet"
@@ -359,14 +349,16 @@ class Ledger:
 
     @contextmanager
     def _lease(self, key: str, cell: dict) -> Iterator[None]:
-        """Hold the key's lease; the kernel frees it when its owner dies, however it dies."""
-        with open(self.root / "leases" / f"{key}.lock", "w") as handle:
-            try:
-                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                name = " ".join(f"{k}={v}" for k, v in cell.items() if v not in ("", None))
-                print(f"waiting for another job that computes {name}", file=sys.stderr, flush=True)
-                fcntl.flock(handle, fcntl.LOCK_EX)
+        """Hold the key's lease."""
+        name = " ".join(f"{k}={v}" for k, v in cell.items() if v not in ("", None))
+        try:
+            handle = lease.take(self.root / "leases" / f"{key}.lock", f"waiting for another job that computes {name}")
+        except lease.Unsupported:
+            raise UserError(
+                f"ledger.path: {self.root} is on a filesystem without file locks (flock), so two jobs could spend at "
+                "once; put the ledger on another one (Lustre: mount it with the option `flock`)"
+            ) from None
+        with handle:
             yield
 
     # -- statements -------------------------------------------------------------------------------------------
@@ -408,13 +400,3 @@ def _caveats(private: Private) -> tuple[str, ...]:
     if private.unit == "record" and getattr(private.table, "record_id", None) is None:
         found.append("ids come from content: a record whose content changes is another record (replace-one is void)")
     return tuple(found)
-
-
-def _entries(events: list[dict[str, Any]]) -> list[Entry]:
-    entries: dict[str, Entry] = {}
-    for event in events:
-        if event["event"] == "reserved":
-            entries[event["entry"]] = Entry(event["entry"], event["key"], "reserved", event)
-        elif "entry" in event:
-            entries[event["entry"]].state = event["event"]
-    return list(entries.values())

@@ -7,6 +7,9 @@ the number itself is the lock: a writer that lost the race re-reads and tries th
 The chain shows any change but one to its last events. ``head.json`` beside the folder names the newest event and its
 hash, so that losing or altering those is seen too. Only somebody who rewrites both goes unnoticed: who must be able to
 prove more keeps a copy of ``head.json`` elsewhere.
+
+On a full disk :meth:`EventLog.append` raises, and the event is not there, or is there whole (the head alone could not
+be moved). The caller takes it for not appended; the next process reads what there is.
 """
 
 from __future__ import annotations
@@ -15,13 +18,16 @@ import hashlib
 import json
 import os
 import time
-import uuid
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from dpmixmin.artifacts import json_bytes
+from dpmixmin.atomic import fsync_folder, new_file, replacing, temporary_beside
 from dpmixmin.errors import UserError
+
+LATE_SECONDS = 1.0
+"""How long an event that must be there is waited for."""
 
 
 class EventLog:
@@ -49,6 +55,9 @@ class EventLog:
             events = self.read()
             if check is not None:
                 check(events)
+            if self._events and not self._head.exists():
+                # Its writer died, or the disk was full. A log of two events without a head is refused as cut short.
+                self._point_head(self._events[-1])
             full = {"number": len(self._events) + 1, "previous": self._last_hash(), "time": time.time(), **event}
             if link_new(self._path(full["number"]), full):
                 self._point_head(full)
@@ -72,7 +81,7 @@ class EventLog:
         if highest > len(self._events):
             # Another process may have appended between the two looks; a real gap stays one.
             missing = self._path(len(self._events) + 1)
-            if not missing.exists():
+            if not self._shows(missing):
                 raise UserError(f"{missing}: missing from the ledger; restore it from a backup")
             return self.read()
         self._check_head()
@@ -96,12 +105,9 @@ class EventLog:
     def _point_head(self, event: dict[str, Any]) -> None:
         """Name the newest event. Of two writers the slower may win, so the head may lag behind, never run ahead."""
         value = {"number": event["number"], "sha256": hashlib.sha256(json_bytes(event)).hexdigest()}
-        temporary = self._head.parent / f".{uuid.uuid4().hex}"
-        with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as out:
+        with replacing(self._head) as out:
             out.write(json_bytes(value))
-            out.flush()
-            os.fsync(out.fileno())
-        os.replace(temporary, self._head)
+        fsync_folder(self._head.parent)
 
     def _check_head(self) -> None:
         try:
@@ -113,11 +119,21 @@ class EventLog:
         number = head["number"]
         if number > len(self._events):
             for late in range(len(self._events) + 1, number + 1):
-                if not self._path(late).exists():
+                if not self._shows(self._path(late)):
                     raise UserError(f"{self._path(late)}: missing from the ledger; restore it from a backup")
             self.read()  # appended between the two looks
         elif self._hashes[number - 1] != head["sha256"]:
             raise UserError(f"{self._path(number)}: altered since it was written; restore it from a backup")
+
+    def _shows(self, path: Path) -> bool:
+        """Whether an event is there that others tell of: a network filesystem may show it a moment late."""
+        end = time.monotonic() + LATE_SECONDS
+        while not path.exists():
+            if time.monotonic() > end:
+                return False
+            time.sleep(0.05)
+            os.close(os.open(self.folder, os.O_RDONLY))  # an NFS client then asks its server again
+        return True
 
     def _path(self, number: int) -> Path:
         return self.folder / f"{number:06d}.json"
@@ -125,25 +141,16 @@ class EventLog:
 
 def link_new(path: Path, value: dict[str, Any]) -> bool:
     """Create a JSON file with this content, whole or not at all; return False when it exists already."""
-    temporary = path.parent / f".{uuid.uuid4().hex}"
-    with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as out:
+    temporary = temporary_beside(path)
+    with new_file(temporary, 0o600) as out:
         out.write(json_bytes(value))
-        out.flush()
-        os.fsync(out.fileno())
     try:
         os.link(temporary, path)
     except FileExistsError:
-        return False
+        # A network filesystem that repeated a request whose answer was lost says so of our own link.
+        if temporary.stat().st_nlink == 1:
+            return False
     finally:
-        temporary.unlink()
+        temporary.unlink(missing_ok=True)
     fsync_folder(path.parent)
     return True
-
-
-def fsync_folder(folder: Path) -> None:
-    """Make a folder's new names survive a power cut."""
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

@@ -10,6 +10,7 @@ from dpmixmin.config import Config
 from dpmixmin.data.records import Records
 from dpmixmin.models import networks
 from dpmixmin.pretrain.train import train_public
+from dpmixmin.privacy.access import Progress
 
 
 def axis_labels(records: Records, config: Config) -> np.ndarray:
@@ -17,10 +18,17 @@ def axis_labels(records: Records, config: Config) -> np.ndarray:
     return np.stack([records.label(rule) for rule in config.axes.values()], axis=1)
 
 
-def train_proxy(sources: Records, config: Config) -> tuple[nn.Module, list[float]]:
-    """Train the proxy on the public sources; return it with its loss curve."""
+def train_proxy(sources: Records, config: Config, state: Progress | None = None) -> tuple[nn.Module, list[float]]:
+    """Train the proxy on the public sources; return it with its loss curve.
+
+    Args:
+        sources: the public records.
+        config: axes, network and budget.
+        state: where the state is kept from time to time and gone on from; the caller deletes it.
+    """
     model = build_proxy(sources.features.shape[1], config)
-    losses = train_public(model, sources.features, axis_labels(sources, config), config.proxy, config.proxy.seed)
+    labels = axis_labels(sources, config)
+    losses = train_public(model, sources.features, labels, config.proxy, config.proxy.seed, state=state)
     return model, losses
 
 

@@ -12,12 +12,13 @@ from __future__ import annotations
 
 import torch
 
+from dpmixmin import jobs
 from dpmixmin.config import Config
-from dpmixmin.data import split
 from dpmixmin.finetune.charged import Kind, run_cells
 from dpmixmin.finetune.dp_sgd import ClippedSum
 from dpmixmin.finetune.labels import label_sums, starting_model
 from dpmixmin.models import networks
+from dpmixmin.models.device import best
 from dpmixmin.sections import METHODS
 
 
@@ -27,10 +28,10 @@ class LabelModel(Kind):
     stage = "finetune"
     made = ("records", "split")
     files = ("model.safetensors",)
+    device = property(lambda self: best().type)
 
-    def sums(self, config, access, paths, cell, wanted, folder) -> ClippedSum:
+    def sums(self, config, paths, cell, records, folder) -> ClippedSum:
         """See the base class."""
-        records = split.open_part(access, paths, wanted, cell.seed)
         model = starting_model(config, records.features.shape[1], folder)
         return label_sums(model, records, records.label(config.tasks[cell.task]), config)
 
@@ -43,9 +44,10 @@ def add_arguments(parser) -> None:
     """Add the stage's options."""
     parser.add_argument("--method", required=True, choices=METHODS, help="method whose models are fine-tuned")
     parser.add_argument("--task", required=True, help="sensitive task")
+    jobs.add_part(parser)
 
 
 def run(config: Config, args) -> None:
-    """Fine-tune every cell of one task and method."""
+    """Fine-tune the cells of one task and method."""
     torch.set_num_threads(config.threads)
-    run_cells(LabelModel(), config, args.method, args.task)
+    run_cells(LabelModel(), config, method=args.method, cells=jobs.own(config, "finetuned", args))

@@ -12,8 +12,8 @@ from __future__ import annotations
 import numpy as np
 import pyarrow as pa
 
-from dpmixmin import artifacts, provenance
-from dpmixmin.cells import PUBLIC_MIXTURES, Cell, cells_of, mixing_parts, select
+from dpmixmin import artifacts, jobs, provenance
+from dpmixmin.cells import PUBLIC_MIXTURES, Cell, mixing_parts
 from dpmixmin.config import Config
 from dpmixmin.data import corpora, split
 from dpmixmin.data.fetch import say
@@ -34,14 +34,15 @@ def add_arguments(parser) -> None:
     """Add the stage's options."""
     parser.add_argument("--method", required=True, choices=METHODS[1:], help="how to mix")
     parser.add_argument("--task", default="", help="sensitive task (not for uniform and proportional)")
+    jobs.add_part(parser)
 
 
 def run(config: Config, args) -> None:
-    """Make every mixture cell of one task and method."""
+    """Make the mixture cells of one job."""
     makers = {**dict.fromkeys(PUBLIC_MIXTURES, _public), "mixmin": _nonprivate, "dp_mixmin": _private}
     make = makers[args.method]
     ledger, paths = Ledger.of(config), Paths(config.experiment)
-    for cell in select(cells_of(config), stage="mixture", task=args.task, method=args.method):
+    for cell in jobs.own(config, "mixture", args):
         make(config, ledger, paths, cell)
         say(f"  {cell.folder(paths)}")
 

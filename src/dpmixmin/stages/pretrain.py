@@ -11,17 +11,21 @@ import numpy as np
 import pyarrow as pa
 import torch
 
-from dpmixmin import artifacts, provenance
-from dpmixmin.cells import cells_of, mixture_cell, select
+from dpmixmin import artifacts, jobs, progress, provenance
+from dpmixmin.cells import Cell, mixture_cell
 from dpmixmin.config import Config
 from dpmixmin.data.fetch import say
 from dpmixmin.data.records import Records
 from dpmixmin.models import networks
+from dpmixmin.models.device import best
 from dpmixmin.paths import Paths
+from dpmixmin.pretrain.durable import Work
 from dpmixmin.pretrain.inherited import statement_of
 from dpmixmin.pretrain.train import soft_targets, train_public
+from dpmixmin.privacy.access import Progress
 from dpmixmin.privacy.ledger import Ledger
 from dpmixmin.proxies.joint import axis_labels
+from dpmixmin.ranks import Ranks
 from dpmixmin.sections import METHODS
 
 
@@ -29,43 +33,50 @@ def add_arguments(parser) -> None:
     """Add the stage's options."""
     parser.add_argument("--method", required=True, choices=METHODS, help="where the weights come from")
     parser.add_argument("--task", default="", help="sensitive task (not for none, uniform and proportional)")
+    jobs.add_part(parser)
 
 
 def run(config: Config, args) -> None:
-    """Pretrain every cell of one task and method."""
+    """Pretrain the cells of one job."""
     torch.set_num_threads(config.threads)
     paths, ledger = Paths(config.experiment), Ledger.of(config)
     source = paths.source("sources")
     source_parent = artifacts.parent(source)
     sources = Records.read_public(source)
-    axes = axis_labels(sources, config)
-    for cell in select(cells_of(config), stage="pretrained", task=args.task, method=args.method):
-        mixture = mixture_cell(config, cell.task, cell.method, cell.epsilon, cell.seed)
-        seed = config.pretrain.seed + cell.seed
-        model = networks.build(config.inputs, sources.features.shape[1], config.pretrain, 1, seed)
-        losses: list[float] = []
-        parents = [source_parent]
-        if mixture is not None:
-            folder = mixture.folder(paths)
-            parents.append(artifacts.parent(folder))
-            named = artifacts.read_json(f"{folder}/weights.json")["weights"]
-            targets = soft_targets(axes, np.array([named[name] for name in config.axes]))
-            losses = train_public(model, sources.features, targets, config.pretrain, seed)
-        curve = pa.table(
-            {"step": pa.array(range(1, len(losses) + 1), pa.int64()), "loss": pa.array(losses, pa.float64())}
-        )
-        files = {
-            "model.safetensors": networks.state_bytes(model),
-            "loss.parquet": artifacts.parquet_bytes(curve),
-            "privacy.json": artifacts.json_bytes(statement_of(config, ledger, paths, mixture)),
-        }
-        manifest = artifacts.manifest(
-            "pretrain",
-            config=config.shown("pretrain"),
-            code=provenance.code_digest("pretrain"),
-            parents=parents,
-            cell=cell.coordinates(),
-            seed=seed,
-        )
-        artifacts.publish(cell.folder(paths), files, manifest)
-        say(f"  {cell.folder(paths)}")
+    with Ranks.of_environment() as ranks, Work(paths, ranks) as work:
+        for cell in jobs.own(config, "pretrained", args):
+            progress.cell(cell.folder(paths))
+            mixture = mixture_cell(config, cell.task, cell.method, cell.epsilon, cell.seed)
+            manifest = artifacts.manifest(
+                "pretrain",
+                config=config.shown("pretrain"),
+                code=provenance.code_digest("pretrain"),
+                parents=[source_parent] + ([artifacts.parent(mixture.folder(paths))] if mixture else []),
+                cell=cell.coordinates(),
+                seed=config.pretrain.seed + cell.seed,
+                device=best().type,
+            )
+            work.make(
+                cell.folder(paths),
+                manifest,
+                lambda state, cell=cell, mixture=mixture: _train(config, paths, cell, mixture, sources, state, ranks),
+                lambda mixture=mixture: {
+                    "privacy.json": artifacts.json_bytes(statement_of(config, ledger, paths, mixture))
+                },
+            )
+            say(f"  {cell.folder(paths)}")
+
+
+def _train(
+    config: Config, paths: Paths, cell: Cell, mixture: Cell | None, sources: Records, state: Progress, ranks: Ranks
+) -> dict[str, bytes]:
+    """Return the files of a model: trained on a mixture, or as it starts."""
+    seed = config.pretrain.seed + cell.seed
+    model = networks.build(config.inputs, sources.features.shape[1], config.pretrain, 1, seed)
+    losses: list[float] = []
+    if mixture is not None:
+        named = artifacts.read_json(f"{mixture.folder(paths)}/weights.json")["weights"]
+        targets = soft_targets(axis_labels(sources, config), np.array([named[name] for name in config.axes]))
+        losses = train_public(model, sources.features, targets, config.pretrain, seed, state=state, ranks=ranks)
+    curve = pa.table({"step": pa.array(range(1, len(losses) + 1), pa.int64()), "loss": pa.array(losses, pa.float64())})
+    return {"model.safetensors": networks.state_bytes(model), "loss.parquet": artifacts.parquet_bytes(curve)}

@@ -13,8 +13,11 @@ from dpmixmin import artifacts, provenance
 from dpmixmin.config import Config
 from dpmixmin.data.fetch import say
 from dpmixmin.data.records import Records
+from dpmixmin.models.device import best
 from dpmixmin.models.networks import state_bytes
 from dpmixmin.paths import Paths
+from dpmixmin.pretrain.durable import Work
+from dpmixmin.privacy.access import Progress
 from dpmixmin.proxies.joint import train_proxy
 
 
@@ -27,17 +30,20 @@ def run(config: Config, args) -> None:
     torch.set_num_threads(config.threads)
     paths = Paths(config.experiment)
     source = paths.source("sources")
-    parents = [artifacts.parent(source)]
-    sources = Records.read_public(source)
-    model, losses = train_proxy(sources, config)
-    say(f"proxy of {len(config.axes)} sources: public loss {losses[0]:.3f} -> {losses[-1]:.3f}")
     manifest = artifacts.manifest(
         "proxy",
         config=config.shown("proxy"),
         code=provenance.code_digest("proxy"),
-        parents=parents,
+        parents=[artifacts.parent(source)],
         seed=config.proxy.seed,
+        device=best().type,
     )
-    curve = pa.table({"step": list(range(1, len(losses) + 1)), "loss": losses})
-    files = {"model.safetensors": state_bytes(model), "loss.parquet": artifacts.parquet_bytes(curve)}
-    artifacts.publish(paths.proxy(), files, manifest)
+
+    def train(state: Progress) -> dict[str, bytes]:
+        model, losses = train_proxy(Records.read_public(source), config, state)
+        say(f"proxy of {len(config.axes)} sources: public loss {losses[0]:.3f} -> {losses[-1]:.3f}")
+        curve = pa.table({"step": list(range(1, len(losses) + 1)), "loss": losses})
+        return {"model.safetensors": state_bytes(model), "loss.parquet": artifacts.parquet_bytes(curve)}
+
+    with Work(paths) as work:
+        work.make(paths.proxy(), manifest, train)

@@ -14,8 +14,9 @@ from pathlib import Path
 
 import torch
 
+from dpmixmin import jobs
 from dpmixmin.config import Config
-from dpmixmin.data import corpora, split
+from dpmixmin.data import corpora
 from dpmixmin.finetune.charged import Kind, run_cells
 from dpmixmin.finetune.dp_sgd import ClippedSum
 from dpmixmin.finetune.texts import pretrained_sums
@@ -34,10 +35,10 @@ class TextModel(Kind):
     device = property(lambda self: best().type)
     files = GPT2_FILES
 
-    def sums(self, config, access, paths, cell, wanted, folder) -> ClippedSum:
+    def sums(self, config, paths, cell, records, folder) -> ClippedSum:
         """See the base class."""
         corpora.check_tokenizer(paths, folder)
-        return pretrained_sums(config, split.open_part(access, paths, wanted, cell.seed), folder)
+        return pretrained_sums(config, records, folder)
 
     def model_files(self, config, sums, folder) -> dict[str, bytes]:
         """See the base class."""
@@ -55,9 +56,10 @@ def add_arguments(parser) -> None:
     """Add the stage's options."""
     parser.add_argument("--method", required=True, choices=METHODS, help="method whose models are fine-tuned")
     parser.add_argument("--task", required=True, help="sensitive task")
+    jobs.add_part(parser)
 
 
 def run(config: Config, args) -> None:
-    """Fine-tune every cell of one method."""
+    """Fine-tune the cells of one task and method."""
     torch.set_num_threads(config.threads)
-    run_cells(TextModel(), config, args.method, args.task)
+    run_cells(TextModel(), config, method=args.method, cells=jobs.own(config, "finetuned", args))

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import torch
 
-from dpmixmin import artifacts, provenance
-from dpmixmin.cells import Cell, cells_of, mixture_cell, select
+from dpmixmin import artifacts, jobs, progress, provenance
+from dpmixmin.cells import Cell, mixture_cell
 from dpmixmin.config import Config
 from dpmixmin.data import corpora, tokenizer
 from dpmixmin.data.fetch import say
@@ -19,10 +19,13 @@ from dpmixmin.models import language
 from dpmixmin.models.card import pretrained_card
 from dpmixmin.models.device import best
 from dpmixmin.paths import Paths
+from dpmixmin.pretrain.durable import Work
 from dpmixmin.pretrain.inherited import statement_of
 from dpmixmin.pretrain.language import Curve
 from dpmixmin.pretrain.texts import curve_table, sampled, train_mixture
+from dpmixmin.privacy.access import Progress
 from dpmixmin.privacy.ledger import Ledger
+from dpmixmin.ranks import Ranks
 from dpmixmin.sections import METHODS
 
 
@@ -30,38 +33,55 @@ def add_arguments(parser) -> None:
     """Add the stage's options."""
     parser.add_argument("--method", required=True, choices=METHODS, help="where the weights come from")
     parser.add_argument("--task", default="", help="sensitive task (not for none, uniform and proportional)")
+    jobs.add_part(parser)
 
 
 def run(config: Config, args) -> None:
-    """Pretrain every cell of one method."""
+    """Pretrain the cells of one job."""
     torch.set_num_threads(config.threads)
     paths, ledger = Paths(config.experiment), Ledger.of(config)
     names = corpora.present(config, paths)
     corpus = {name: corpora.read(paths, name) for name in names}
     sources = [artifacts.parent(folder) for folder in (paths.tokenizer(), *(paths.text(name) for name in names))]
-    for cell in select(cells_of(config), stage="pretrained", task=args.task, method=args.method):
-        mixture = mixture_cell(config, cell.task, cell.method, cell.epsilon, cell.seed)
-        parents = sources + ([artifacts.parent(mixture.folder(paths))] if mixture else [])
-        files = _train(config, paths, cell, mixture, corpus)
-        statement = statement_of(config, ledger, paths, mixture)
-        files["README.md"] = pretrained_card(config, cell, statement, mixture and _weights(paths, mixture)).encode()
-        files["privacy.json"] = artifacts.json_bytes(statement)
-        manifest = artifacts.manifest(
-            "pretrain",
-            config=config.shown("pretrain"),
-            code=provenance.code_digest("text_pretrain"),
-            parents=parents,
-            cell=cell.coordinates(),
-            seed=config.text.pretrain.seed + cell.seed,
-            device=best().type,
-        )
-        artifacts.publish(cell.folder(paths), files, manifest)
-        say(f"  {cell.folder(paths)}")
+    with Ranks.of_environment() as ranks, Work(paths, ranks) as work:
+        for cell in jobs.own(config, "pretrained", args):
+            progress.cell(cell.folder(paths))
+            mixture = mixture_cell(config, cell.task, cell.method, cell.epsilon, cell.seed)
+            manifest = artifacts.manifest(
+                "pretrain",
+                config=config.shown("pretrain"),
+                code=provenance.code_digest("text_pretrain"),
+                parents=sources + ([artifacts.parent(mixture.folder(paths))] if mixture else []),
+                cell=cell.coordinates(),
+                seed=config.text.pretrain.seed + cell.seed,
+                device=best().type,
+            )
+            work.make(
+                cell.folder(paths),
+                manifest,
+                lambda state, cell=cell, mixture=mixture: _train(config, paths, cell, mixture, corpus, state, ranks),
+                lambda cell=cell, mixture=mixture: _views(config, ledger, paths, cell, mixture),
+            )
+            say(f"  {cell.folder(paths)}")
+
+
+def _views(config: Config, ledger: Ledger, paths: Paths, cell: Cell, mixture: Cell | None) -> dict[str, bytes]:
+    """Return the files that are derived from the ledger."""
+    statement = statement_of(config, ledger, paths, mixture)
+    card = pretrained_card(config, cell, statement, mixture and _weights(paths, mixture))
+    return {"README.md": card.encode(), "privacy.json": artifacts.json_bytes(statement)}
 
 
 def _train(
-    config: Config, paths: Paths, cell: Cell, mixture: Cell | None, corpus: dict[str, corpora.Corpus]
+    config: Config,
+    paths: Paths,
+    cell: Cell,
+    mixture: Cell | None,
+    corpus: dict[str, corpora.Corpus],
+    state: Progress,
+    ranks: Ranks,
 ) -> dict[str, bytes]:
+    """Return the files of a model: trained on a mixture, or as it starts."""
     trained, settings = tokenizer.load(paths.tokenizer()), config.text.pretrain
     end, seed = tokenizer.end_of_text(trained), settings.seed + cell.seed
     model = language.build(settings, trained.get_vocab_size(), config.text.context, end, seed)
@@ -72,8 +92,9 @@ def _train(
             raise UserError(
                 f"{mixture.folder(paths)}: weights of other sources than this run has; delete it, run again"
             )
-        state = paths.state(cell.folder(paths))
-        curve = train_mixture(model, corpus, weights, config.text, settings, end, seed=seed, state=state, say=say)
+        curve = train_mixture(
+            model, corpus, weights, config.text, settings, end, seed=seed, state=state, say=say, ranks=ranks
+        )
     files = language.files(model, tokenizer.files(trained), "")
     files["loss.parquet"] = artifacts.parquet_bytes(curve_table(curve))
     files["sampled.json"] = artifacts.json_bytes(sampled(curve))

@@ -10,6 +10,8 @@ Reads: the proxy, the public tables, the mixture's settings. Writes: ``public/se
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
+from functools import cache, partial
 
 import numpy as np
 import torch
@@ -26,12 +28,14 @@ from dpmixmin.mixing.objective import SourceTable, source_probabilities
 from dpmixmin.models import networks, trainable
 from dpmixmin.paths import Paths
 from dpmixmin.pretrain.train import soft_targets, train_public
+from dpmixmin.privacy.access import Progress
 from dpmixmin.privacy.noise import InsecureNoise
 from dpmixmin.proxies.joint import axis_labels, load_proxy, source_predictions
 from dpmixmin.sections import METHODS, FinetuneSettings, MixtureSettings
 from dpmixmin.specs import finetune_spec, mixture_spec
 from dpmixmin.tuning.finetune import KEYS, row, write
 from dpmixmin.tuning.standins import StandIn, balanced_candidates, stand_ins
+from dpmixmin.tuning.trials import Trials
 
 
 def add_arguments(parser) -> None:
@@ -44,14 +48,17 @@ def run(config: Config, args) -> None:
     torch.set_num_threads(config.threads)
     paths = Paths(config.experiment)
     rows, parents = [], []
-    if config.finetune.settings is None:
+    tuned = config.finetune.settings is None
+    if tuned:
         folders = [paths.source("sources"), paths.source("standins"), paths.proxy(), paths.settings("mixture")]
         parents = [artifacts.parent(folder) for folder in folders]
-        rows = _try_all(config, paths, args.method)
-    write(config, args.method, "tune_finetune", rows, "auc", parents)
+    with Trials(config, "tune_finetune", paths.finetune_settings(args.method), parents) as trials:
+        if tuned:
+            rows = _try_all(config, paths, args.method, trials)
+        write(config, args.method, "tune_finetune", rows, "auc", parents)
 
 
-def _try_all(config: Config, paths: Paths, method: str) -> list[dict]:
+def _try_all(config: Config, paths: Paths, method: str, trials: Trials) -> list[dict]:
     sources, records = (Records.read_public(paths.source(name)) for name in ("sources", "standins"))
     axes = axis_labels(records, config)
     proxy = load_proxy(paths.proxy(), records.features.shape[1], config)
@@ -63,38 +70,56 @@ def _try_all(config: Config, paths: Paths, method: str) -> list[dict]:
     alongside = ()
     if method == "dp_mixmin" and config.privacy.composition == "sequential":
         alongside = mixture_spec(config, _mixture_settings(paths), config.tune.epsilon).events()
-    rows = []
-    for number, task in enumerate(stand_ins(records, axes, config, grid.tasks)):
-        weights = _weights(config, paths, method, task, predictions, number)
+
+    def pretrained(number: int, task: StandIn) -> torch.nn.Module:
         model = networks.build(config.inputs, records.features.shape[1], config.pretrain, 1, config.pretrain.seed)
-        if weights is not None:
+
+        def train(state: Progress) -> None:
+            weights = _weights(config, paths, method, task, predictions, number)
             targets = soft_targets(axis_labels(sources, config), weights)
-            train_public(model, sources.features, targets, config.pretrain, config.pretrain.seed)
+            train_public(model, sources.features, targets, config.pretrain, config.pretrain.seed, state=state)
+
+        if method != "none":
+            trials.model({"method": method, "stand-in": task.name}, model, train)
+        return model
+
+    def untouched(model: Callable[[], torch.nn.Module], task: StandIn) -> float:
+        found = _score(task, model())
+        say(f"  {method}, stand-in {task.name}: {found:.3f} before fine-tuning")
+        return found
+
+    def attempt(model: Callable[[], torch.nn.Module], task: StandIn, candidate: dict, label: str) -> float:
         train = np.concatenate([getattr(task, part) for part in parts])
-        rows.append(row(method, None, task.name, auc=_score(task, model)))
-        say(f"  {method}, stand-in {task.name}: {rows[-1]['auc']:.3f} before fine-tuning")
+        trial = trainable.choose(copy.deepcopy(model()), config.finetune.trainable)
+        unit_index = np.arange(len(train))
+        sums = ClippedSum(
+            trial, records.features[train], task.labels[train], unit_index, len(train),
+            config.finetune.physical_batch,
+        )  # fmt: skip
+        spec = finetune_spec(config, FinetuneSettings(**candidate), config.tune.epsilon, parts, alongside=alongside)
+        fine_tune(sums, spec, candidate["learning_rate"], InsecureNoise(config.tune.seed, label))
+        return _score(task, trial)
+
+    tasks = stand_ins(records, axes, config, grid.tasks)
+    trials.expect(len(tasks) * (1 + len(candidates)))
+    rows = []
+    for number, task in enumerate(tasks):
+        # Pretrained once, and only if some trial is left.
+        model = cache(partial(pretrained, number, task))
+        about = {"method": method, "stand-in": task.name}
+        found = trials.result({**about, "candidate": None}, partial(untouched, model, task))
+        rows.append(row(method, None, task.name, auc=found))
         for index, candidate in enumerate(candidates):
-            trial = trainable.choose(copy.deepcopy(model), config.finetune.trainable)
-            unit_index = np.arange(len(train))
-            sums = ClippedSum(
-                trial, records.features[train], task.labels[train], unit_index, len(train),
-                config.finetune.physical_batch,
-            )  # fmt: skip
-            spec = finetune_spec(
-                config, FinetuneSettings(**candidate), config.tune.epsilon, parts, alongside=alongside
-            )
-            noise = InsecureNoise(config.tune.seed, f"stand-in {number} {method} {index}")
-            fine_tune(sums, spec, candidate["learning_rate"], noise)
-            rows.append(row(method, candidate, task.name, auc=_score(task, trial)))
+            label = f"stand-in {number} {method} {index}"
+            found = trials.result({**about, "candidate": candidate}, partial(attempt, model, task, candidate, label))
+            rows.append(row(method, candidate, task.name, auc=found))
     return rows
 
 
 def _weights(
     config: Config, paths: Paths, method: str, task: StandIn, predictions: np.ndarray, number: int
-) -> np.ndarray | None:
-    """Return the weights that a method finds for a stand-in task, or None for ``none``."""
-    if method == "none":
-        return None
+) -> np.ndarray:
+    """Return the weights that a method, not ``none``, finds for a stand-in task."""
     if method == "uniform":
         return uniform(len(config.axes)).weights
     if method == "proportional":

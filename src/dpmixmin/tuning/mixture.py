@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
+from functools import cache
 
 import numpy as np
 import pyarrow as pa
@@ -17,38 +19,62 @@ from dpmixmin.privacy.noise import InsecureNoise
 from dpmixmin.sections import MixtureSettings
 from dpmixmin.specs import mixture_spec
 from dpmixmin.tuning import chosen_by
+from dpmixmin.tuning.trials import Trials
 
 COLUMNS = {"clip": pa.float64(), "steps": pa.int64(), "learning_rate": pa.float64(), "standin_task": pa.string(),
            "repeat": pa.int64(), "excess_loss": pa.float64(), "l1": pa.float64()}  # fmt: skip
 
 
+def candidates(config: Config) -> list[tuple[float, int, float]]:
+    """Return every candidate: clip, steps, step size."""
+    grid = config.tune.mixture
+    clips = (1.0,) if config.mixture.learner == "responsibilities" else grid.clip
+    return list(itertools.product(clips, grid.steps, grid.learning_rate))
+
+
 def try_candidates(
-    config: Config, number: int, name: str, mixing: SourceTable, train: SourceTable, test: SourceTable
+    config: Config,
+    number: int,
+    name: str,
+    tables: Callable[[], tuple[SourceTable, SourceTable, SourceTable]],
+    trials: Trials,
 ) -> list[dict]:
-    """Return one row for every candidate and repeat on one stand-in task.
+    """Return one row for every candidate and repeat on one stand-in task; a trial is a candidate.
 
     Args:
         config: candidates and the run's nominal sizes.
         number: of the stand-in, for its seeds.
         name: of the stand-in, for people.
-        mixing: what the private learner reads.
-        train: what the non-private optimum is taken on.
-        test: where the excess loss is measured.
+        tables: gives what the private learner reads, what the non-private optimum is taken on, and where the excess
+            loss is measured; called once, and only if some trial is left.
+        trials: where finished ones are kept.
     """
-    grid, rows = config.tune.mixture, []
-    reference = learn_nonprivate(train).weights
-    best = mean_loss(test, reference)
-    clips = (1.0,) if config.mixture.learner == "responsibilities" else grid.clip
-    for clip, steps, rate in itertools.product(clips, grid.steps, grid.learning_rate):
+
+    @cache
+    def ground() -> tuple[SourceTable, SourceTable, np.ndarray, float]:
+        mixing, train, test = tables()
+        reference = learn_nonprivate(train).weights
+        return mixing, test, reference, mean_loss(test, reference)
+
+    def attempt(clip: float, steps: int, rate: float) -> list[dict]:
+        mixing, test, reference, best = ground()
         spec = mixture_spec(config, MixtureSettings(clip=clip, steps=steps, learning_rate=rate), config.tune.epsilon)
-        for repeat in range(grid.repeats):
+        # Stand-in units of one record (labels) have no names, and nothing to choose among.
+        limit = None if mixing.names is None else config.private.records_per_step
+        found = []
+        for repeat in range(config.tune.mixture.repeats):
             noise = InsecureNoise(config.tune.seed, f"stand-in {number} {clip} {steps} {rate} {repeat}")
-            # Stand-in units of one record (labels) have no names, and nothing to choose among.
-            limit = None if mixing.names is None else config.private.records_per_step
             weights = learn(config.mixture.learner, mixing, spec, rate, noise, limit).weights
-            rows.append({"clip": clip, "steps": steps, "learning_rate": rate, "standin_task": name,
-                         "repeat": repeat, "excess_loss": mean_loss(test, weights) - best,
-                         "l1": closeness(weights, reference)["l1"]})  # fmt: skip
+            found.append({"clip": clip, "steps": steps, "learning_rate": rate, "standin_task": name,
+                          "repeat": repeat, "excess_loss": mean_loss(test, weights) - best,
+                          "l1": closeness(weights, reference)["l1"]})  # fmt: skip
+        return found
+
+    rows = []
+    for one in candidates(config):
+        clip, steps, rate = one
+        trial = {"stand-in": name, "candidate": f"clip {clip:g}, {steps} steps, step size {rate:g}"}
+        rows += trials.result(trial, lambda one=one: attempt(*one))
     return rows
 
 
