@@ -40,9 +40,15 @@ def disk_failure(error: BaseException) -> DiskFailure | None:
 
 
 def _number(error: BaseException) -> int | None:
-    """Return the error number of the operating system. Libraries of other languages keep its text alone."""
+    """Return the error number of the operating system.
+
+    Libraries of other languages keep its text alone. That is believed of their own kinds of error: the text of one of
+    Python's could quote a record.
+    """
     if isinstance(error, OSError) and error.errno is not None:
         return error.errno
+    if type(error).__module__ == "builtins" and not isinstance(error, OSError):
+        return None
     return next((number for text, number in _FULL.items() if text in str(error)), None)
 
 

@@ -16,6 +16,7 @@ is left alone in an exchange is interrupted like by SIGTERM: a later run goes on
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -203,6 +204,21 @@ class Ranks:
         self.broadcast(b"\0" + made)
         return made
 
+    def led_at_length(self, make: Callable[[], bytes]) -> bytes:
+        """Do as :meth:`led` does, for what may take longer than the ranks' patience: waiting for another job.
+
+        The leader does it in a thread, and meanwhile tells the others to wait on.
+
+        Args:
+            make: called by the leader alone.
+        """
+        if self.world == 1:
+            return make()
+        aside = _Aside(make) if self.leads else None
+        while (answer := self.led(lambda: aside.ask())) == _WAIT:
+            pass
+        return answer[1:]
+
     def check(self, *, same: bytes, different: bytes) -> None:
         """Compare the ranks before they train.
 
@@ -229,6 +245,31 @@ class Ranks:
         with _others_there():
             distributed.all_gather(everyone, own)
             return [bytes(one.cpu().numpy()) for one in everyone]
+
+
+_WAIT, _ASK_SECONDS = b"wait", 60.0
+"""What the others hear from a leader that waits, and how often: before their patience ends."""
+
+
+class _Aside:
+    """Something that a thread does, beside which the leader can talk to the other ranks."""
+
+    def __init__(self, make: Callable[[], bytes]):
+        self._made, self._failed = b"", None
+        self._thread = threading.Thread(target=self._run, args=(make,), daemon=True)
+        self._thread.start()
+
+    def _run(self, make: Callable[[], bytes]) -> None:
+        try:
+            self._made = make()
+        except BaseException as error:
+            self._failed = error
+
+    def ask(self) -> bytes:
+        self._thread.join(_ASK_SECONDS)
+        if self._failed is not None:
+            raise self._failed
+        return _WAIT if self._thread.is_alive() else b"\0" + self._made
 
 
 def _own_gpu() -> str:

@@ -14,6 +14,7 @@ STATEMENT = "dpmixmin/privacy/statement.py"
 TESTS = "tests/privacy/test_ledger.py"
 PROCESSES = "tests/privacy/test_ledger_processes.py"
 INTERRUPTED = "tests/privacy/test_interrupted.py"
+JOINED = "tests/privacy/test_joined.py"
 
 LEDGER = (
     Mutant(
@@ -68,9 +69,17 @@ LEDGER = (
         18,
         "a process joins a release of other inputs",
         LEDGER_FILE,
-        'if (entry.key, entry.facts["inputs_digest"]) != (key, facts["inputs_digest"]):',
+        "if entry.key != key or not _same(entry, facts):",
         "if False:",
-        (f"{INTERRUPTED}::test_rule_18_a_process_joins_only_the_release_it_was_started_for",),
+        (f"{JOINED}::test_rule_18_a_process_joins_only_the_release_it_was_started_for",),
+    ),
+    Mutant(
+        18,
+        "a state of other code or inputs is gone on from",
+        LEDGER_FILE,
+        'found.state == "reserved" and not _same(found, facts)',
+        "False",
+        (f"{JOINED}::test_rules_18_and_23_an_interrupted_release_of_other_code_or_inputs_is_begun_anew",),
     ),
     Mutant(
         18,
@@ -78,7 +87,7 @@ LEDGER = (
         LEDGER_FILE,
         '        if entry.state != "reserved":\n            raise PermissionError(',
         "        if False:\n            raise PermissionError(",
-        (f"{INTERRUPTED}::test_rule_18_nobody_joins_a_release_that_is_over",),
+        (f"{JOINED}::test_rule_18_nobody_joins_a_release_that_is_over",),
     ),
     Mutant(
         18,
@@ -185,7 +194,7 @@ LEDGER = (
         LEDGER_FILE,
         "        artifacts.restrict(set())\n        access = Joined(frozenset(parts), split)\n",
         "        access = Joined(frozenset(parts), split)\n",
-        (f"{INTERRUPTED}::test_rule_26_who_joins_reads_its_parts_and_writes_nothing",),
+        (f"{JOINED}::test_rule_26_who_joins_reads_its_parts_and_writes_nothing",),
     ),
     Mutant(
         26,

@@ -12,10 +12,10 @@ import threading
 import time
 
 import pytest
-from test_ledger import MIX, SPLIT, states, write_private
+from test_ledger import MIX, SPLIT, states
 from test_ledger_processes import start
 
-from dpmixmin import artifacts, atomic, interrupt
+from dpmixmin import atomic, interrupt
 from dpmixmin.errors import UserError, disk_failure
 from dpmixmin.privacy.access import Progress
 from dpmixmin.privacy.ledger import Derive, Ledger
@@ -390,6 +390,10 @@ def test_a_log_whose_first_head_could_not_be_written_is_mended_and_not_taken_for
     assert json.loads((ledger.root / "head.json").read_text())["number"] == 2
 
 
+class LibraryError(Exception):
+    """A library's own kind of error, without a number."""
+
+
 def test_disk_failures_are_recognised_through_the_libraries_that_wrap_them():
     def wrapped():
         try:
@@ -400,9 +404,10 @@ def test_disk_failures_are_recognised_through_the_libraries_that_wrap_them():
     with pytest.raises(RuntimeError) as caught:
         wrapped()
     assert disk_failure(caught.value).what == "the disk is full"
-    assert disk_failure(RuntimeError("I/O error: No space left on device (os error 28)")).fix == "free some space"
+    assert disk_failure(LibraryError("I/O error: No space left on device (os error 28)")).fix == "free some space"
     assert disk_failure(OSError(errno.EDQUOT, "x")).what == "the disk quota is used up"
-    for other in (OSError(errno.ENOENT, "No such file"), ValueError("x"), KeyboardInterrupt()):
+    quoted = ValueError("could not convert record 'mail: No space left on device'")
+    for other in (OSError(errno.ENOENT, "No such file"), ValueError("x"), KeyboardInterrupt(), quoted):
         assert disk_failure(other) is None
 
 
@@ -442,83 +447,6 @@ def test_opening_a_mechanism_removes_what_killed_processes_left_and_nothing_else
     assert not any(path.exists() for path in gone)
     assert all(path.exists() for path in stay)
     assert sorted(path.name for path in tmp.iterdir()) == sorted([f"{running}.state", "unknown"])
-
-
-# -- several processes of one training ------------------------------------------------------------------------
-
-
-def test_rule_26_who_joins_reads_its_parts_and_writes_nothing(ledger, run_folder):
-    folder = write_private(run_folder)
-    with ledger.open(("mixing", "finetune"), MIX, SPLIT) as release:
-        artifacts.unrestrict_for_tests()
-        other = Ledger(ledger.root.parent, "clinic")
-        with other.join(release.entry, ("finetune", "mixing"), MIX, SPLIT) as joined:
-            assert joined.table(folder, "p")["unit"].to_pylist() == ["a", "c"]
-            assert joined.partition == SPLIT
-            assert not hasattr(joined, "commit")
-            assert not hasattr(joined, "publish")
-            for room in ("public", "private", "released", "study"):
-                with pytest.raises(PermissionError, match="may not write"):
-                    artifacts.write_json(run_folder / room / "x.json", 1)
-        with pytest.raises(PermissionError, match="closed"):
-            joined.table(folder, "p")
-        release.commit({"weights": b"1"}, {"stage": "mix"})
-    assert states(ledger) == ["committed"], "who joins adds nothing to the ledger"
-
-
-JOINERS = {
-    "inputs": (dataclasses.replace(MIX, inputs={"proxy": "ab"}), ("mixing",), SPLIT),
-    "code": (dataclasses.replace(MIX, code="code2"), ("mixing",), SPLIT),
-    "spec": (dataclasses.replace(MIX, spec=dataclasses.replace(MIX.spec, clip=12.0)), ("mixing",), SPLIT),
-    "parts": (MIX, ("mixing", "finetune"), SPLIT),
-    "partition": (MIX, ("mixing",), "seed=1"),
-}
-
-
-@pytest.mark.parametrize("what", JOINERS)
-def test_rule_18_a_process_joins_only_the_release_it_was_started_for(what, ledger):
-    purpose, parts, split = JOINERS[what]
-    with ledger.open(("mixing",), MIX, SPLIT) as release:
-        with (
-            pytest.raises(UserError, match="different configs, inputs or code"),
-            ledger.join(release.entry, parts, purpose, split),
-        ):
-            pytest.fail("joined")
-        release.commit({"weights": b"1"}, {"stage": "mix"})
-
-
-def test_rule_18_nobody_joins_a_release_that_is_over(ledger):
-    with ledger.open(("mixing",), MIX, SPLIT) as release:
-        release.commit({"weights": b"1"}, {"stage": "mix"})
-        with (
-            pytest.raises(PermissionError, match="is committed"),
-            ledger.join(release.entry, ("mixing",), MIX, SPLIT),
-        ):
-            pytest.fail("joined")
-    with pytest.raises(ValueError, match="died"), ledger.open(("finetune",), MIX, SPLIT) as release:
-        raise ValueError("died")
-    with pytest.raises(PermissionError, match="is void"), ledger.join(release.entry, ("finetune",), MIX, SPLIT):
-        pytest.fail("joined")
-
-
-def test_who_joins_waits_for_an_entry_that_is_seen_late_but_not_for_ever(ledger):
-    with (
-        pytest.raises(UserError, match=r"lacks the entry .* ledger\.path"),
-        ledger.join("no such entry", ("mixing",), MIX, SPLIT, seconds=0.05),
-    ):
-        pytest.fail("joined")
-    with ledger.open(("mixing",), MIX, SPLIT) as release:
-        number = len(list((ledger.root / "entries").iterdir()))
-        path = ledger.root / "entries" / f"{number:06d}.json"
-        os.rename(ledger.root / "head.json", ledger.root / "late head")
-        os.rename(path, ledger.root / "late")
-        timer = threading.Timer(0.3, os.rename, (ledger.root / "late", path))
-        timer.start()
-        other = Ledger(ledger.root.parent, "clinic")
-        with other.join(release.entry, ("mixing",), MIX, SPLIT, seconds=30) as joined:
-            assert joined.parts == {"mixing"}
-        timer.join()
-        release.commit({"weights": b"1"}, {"stage": "mix"})
 
 
 def test_an_event_that_the_head_names_is_waited_for_a_moment(ledger):

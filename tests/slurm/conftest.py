@@ -7,6 +7,7 @@ Without Slurm or the right to start one, the tests are skipped and say why; with
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 from pathlib import Path
 
@@ -17,6 +18,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from cluster import Cluster, UnavailableError
 from cluster_checkout import ClusterCheckout
+from faults import Experiment
 
 
 @pytest.fixture(scope="session")
@@ -35,3 +37,18 @@ def cluster():
 def copy(cluster, tmp_path) -> ClusterCheckout:
     """Return a fresh copy of the checkout, without results, that runs on the cluster."""
     return ClusterCheckout.fresh(tmp_path / "copy", cluster)
+
+
+@pytest.fixture(scope="session")
+def prepared(cluster, tmp_path_factory) -> Experiment:
+    """Return an experiment with two jobs left to do; tests work on copies."""
+    return Experiment.prepared(tmp_path_factory.mktemp("faults") / "prepared", cluster)
+
+
+@pytest.fixture
+def experiment(prepared, tmp_path) -> Experiment:
+    """Return a copy that a test may disturb."""
+    copy = prepared.clone(tmp_path / "run")
+    yield copy
+    copy.stop()
+    shutil.rmtree(copy.path)

@@ -26,21 +26,6 @@ STOPPED = "stopped by a signal; the same command goes on from where it is"
 LOCKED = "Directory cannot be locked"
 
 
-@pytest.fixture(scope="session")
-def prepared(cluster, tmp_path_factory) -> Experiment:
-    """Return an experiment with two jobs left to do; tests work on copies."""
-    return Experiment.prepared(tmp_path_factory.mktemp("faults") / "prepared", cluster)
-
-
-@pytest.fixture
-def experiment(prepared, tmp_path) -> Experiment:
-    """Return a copy that a test may disturb."""
-    copy = prepared.clone(tmp_path / "run")
-    yield copy
-    copy.stop()
-    shutil.rmtree(copy.path)
-
-
 def failed(run: Run, job, state: str) -> None:
     """Check that the run has said in one line why a job has failed, and has gone on with what does not need it."""
     assert f"SLURM-job '{job.id}' failed" in run.output, run.output
@@ -128,11 +113,6 @@ def test_sigkill_of_workers(experiment, cluster):
     rerun(experiment)
 
 
-@pytest.mark.xfail(
-    strict=True,
-    reason="without accounting: the plugin takes an absent controller for one that forgets jobs at once, asks sacct, "
-    "which fails, and loses sight of the jobs: the run never ends (the jobs do)",
-)
 def test_sigkill_of_slurmctld(experiment, cluster):
     """Nothing answers for twenty seconds, the jobs go on and end meanwhile, and the run ends well."""
     run = experiment.begin()

@@ -25,12 +25,17 @@ sys.exit(main())
 """
 
 
+def heeding_interrupts() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 def start(folder, body: str, stage: str = "split", **options) -> subprocess.Popen:
     """Run the command with a stage that does something else."""
     command = [sys.executable, "-c", SCRIPT.format(body=body), stage, "--config", str(CONFIG)]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **options}
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    return subprocess.Popen(command, text=True, cwd=folder, env=environment, **pipes)
+    # Whoever started the tests in the background made them, and all that they start, ignore Ctrl-C.
+    return subprocess.Popen(command, text=True, cwd=folder, env=environment, preexec_fn=heeding_interrupts, **pipes)
 
 
 WAIT = "print('ready', flush=True); time.sleep(60)"

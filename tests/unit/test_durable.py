@@ -268,7 +268,7 @@ def test_a_job_that_waited_for_one_that_failed_trains(tmp_path, monkeypatch):
         raise ZeroDivisionError
 
     def works(state):
-        trained.append(state.folder)
+        trained.append(state.folder.parent)
         return {"model": b"m"}
 
     for make in (fails, works, works):
@@ -290,3 +290,26 @@ def test_without_links_the_second_name_is_a_copy(tmp_path, monkeypatch):
 
 if __name__ == "__main__":
     main(*map(float, sys.argv[1:]))
+
+
+def test_a_state_of_other_code_is_not_gone_on_from(tmp_path, monkeypatch):
+    """The manifest says what decides the content: code, versions, device, parents."""
+    monkeypatch.chdir(tmp_path)
+    loaded = []
+
+    def stopped(state):
+        state.save(3, lambda: b"state", now=True)
+        raise ZeroDivisionError
+
+    def goes_on(state):
+        loaded.append(state.load())
+        return {"model": b"m"}
+
+    for manifest in (MANIFEST, {**MANIFEST, "code": "new"}):
+        with pytest.raises(ZeroDivisionError), Work(Paths("run")) as work:
+            work.make(FOLDER, MANIFEST, stopped)
+        with Work(Paths("run")) as work:
+            work.make(FOLDER, manifest, goes_on)
+        shutil.rmtree(FOLDER)
+    assert loaded == [(3, b"state"), None]
+    assert not Path("results/run/public/states").exists()

@@ -17,10 +17,11 @@ import pytest
 import torch
 
 from dpmixmin import artifacts, interrupt
+from dpmixmin import ranks as ranks_module
 from dpmixmin.models import language, networks
 from dpmixmin.paths import Paths
-from dpmixmin.pretrain import durable, loop
 from dpmixmin.pretrain import language as texts
+from dpmixmin.pretrain import loop
 from dpmixmin.pretrain import train as labels
 from dpmixmin.pretrain.durable import Work
 from dpmixmin.pretrain.packing import MixtureSampler
@@ -96,7 +97,7 @@ def stopped_at(ranks: Ranks, step: int, state: Progress) -> np.ndarray:
 def made(ranks: Ranks, folder: str) -> np.ndarray:
     """Make an artefact together, while another process of rank 0's machine still makes it; return how often."""
     os.chdir(folder)
-    durable._ASK_SECONDS = 0.2
+    ranks_module._ASK_SECONDS = 0.2
     trained, paths = [], Paths("run")
     place = paths.cell("public", "pretrained", method="uniform", seed=0)
     if ranks.leads:

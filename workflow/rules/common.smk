@@ -39,8 +39,10 @@ if CONFIG.privacy.delta >= 1 / CONFIG.private.nominal_units:
 # A run started by hand holds the lock that `make demo` waits for before it unlocks Snakemake's folder.
 RUN_LOCK = hold_while_running()
 
-# What only this user may see: sensitive tables, and Snakemake's own records of the jobs that read them.
-for folder in (".snakemake", f"{PATHS.base}/private", *([f"{PATHS.base}/study"] if CONFIG.mode == "study" else [])):
+# What only this user may see: sensitive tables, Snakemake's and Slurm's records of the jobs that read them, and the
+# times of log lines: how long such a job takes may tell the number of records.
+PRIVATE_FOLDERS = [".snakemake", "logs", f"{PATHS.base}/logs", f"{PATHS.base}/private"]
+for folder in PRIVATE_FOLDERS + ([f"{PATHS.base}/study"] if CONFIG.mode == "study" else []):
     os.makedirs(folder, mode=0o700, exist_ok=True)
     os.chmod(folder, 0o700)
 

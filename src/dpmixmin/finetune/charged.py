@@ -132,13 +132,20 @@ def _fine_tune(
     wanted = split.partition(ledger.keys, config.private, cell.seed)
     with _opened(ledger, ranks, parts, purpose, wanted.name) as (access, release):
         if access is not None:
+            tables = [paths.records(), paths.split(cell.seed)]
+            if ranks.world > 1:
+                # Whose unit is whose follows from the order of a table: all must read the same one.
+                names = artifacts.digest([access.parent(table) for table in tables])
+                ranks.check(same=names.encode(), different=noise.random_bytes(16))
             records = ranks.own(split.open_part(access, paths, wanted, cell.seed))
             sums = kind.sums(config, paths, cell, records, folder)
-            fine_tune(sums, spec, values.learning_rate, noise, ranks, release.progress if release else None)
+            # A test seed would repeat the noise of the first steps after a stop, so such a run keeps no state.
+            kept = release.progress if release and noise.private else None
+            fine_tune(sums, spec, values.learning_rate, noise, ranks, kept)
         if release is None:
             return
         if not release.committed:
-            private = [release.parent(paths.records()), release.parent(paths.split(cell.seed))]
+            private = [release.parent(table) for table in tables]
             release.commit(kind.model_files(config, sums, folder), _manifest(kind, config, cell, [*parents, *private]))
         statement = _statement(config, ledger, paths, pretrained, [release.entry], chosen["chosen_by"])
         release.publish(cell.folder(paths), kind.views(config, cell, statement, trained=True))
@@ -162,7 +169,7 @@ def _opened(
             release = stack.enter_context(ledger.open(parts, purpose, partition))
             return json.dumps([release.entry, release.committed]).encode()
 
-        entry, committed = json.loads(ranks.led(reserve))
+        entry, committed = json.loads(ranks.led_at_length(reserve))
         if committed:
             yield None, release
         elif release is not None:

@@ -13,9 +13,8 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -24,9 +23,6 @@ from dpmixmin.errors import UserError
 from dpmixmin.paths import ROOMS, Paths
 from dpmixmin.privacy.access import Progress
 from dpmixmin.ranks import Ranks
-
-_ASK_SECONDS = 60.0
-"""How often the other ranks hear from a leader that waits for another job: more often than their patience ends."""
 
 
 class Work:
@@ -68,52 +64,27 @@ class Work:
         Raises:
             Interrupted: a signal came, or another rank is gone.
         """
-        progress = Progress(Path(self._paths.state(folder)))
-        kept = progress.folder.with_name(f"{progress.folder.name}.finished")
+        states = Progress(Path(self._paths.state(folder)))
+        # A state of other code, versions, device, data or settings is not gone on from.
+        progress = Progress(states.folder / f"inputs={artifacts.digest(manifest)[:16]}")
+        kept = states.folder.with_name(f"{states.folder.name}.finished")
         self._kept.append(kept)
-        with self._alone(progress):
+        with ExitStack() as stack:
+
+            def alone() -> bytes:
+                stack.enter_context(states.lease())
+                return b""
+
+            self._ranks.led_at_length(alone)
             if self._ranks.led(lambda: _recover(folder, kept, manifest, views)) == _FOUND:
                 return
             files = train(progress)
             self._ranks.led(lambda: _publish(folder, kept, manifest, {**files, **views()}))
             if self._ranks.leads:
-                progress.forget()
-
-    @contextmanager
-    def _alone(self, progress: Progress) -> Iterator[None]:
-        """Keep other jobs from this artefact; wait for one that makes it."""
-        with ExitStack() as stack:
-            if self._ranks.world == 1:
-                stack.enter_context(progress.lease())
-            else:
-                waiting = _Waiting(progress, stack) if self._ranks.leads else None
-                while self._ranks.led(lambda: waiting.ask()) == _WAIT:
-                    pass
-            yield
+                states.forget()
 
 
-_FOUND, _TRAIN, _WAIT, _GO = b"found", b"train", b"wait", b"go"
-
-
-class _Waiting:
-    """The leader's waiting for a lease, beside which it can talk to the other ranks."""
-
-    def __init__(self, progress: Progress, stack: ExitStack):
-        self._failed: BaseException | None = None
-        self._thread = threading.Thread(target=self._enter, args=(progress, stack), daemon=True)
-        self._thread.start()
-
-    def _enter(self, progress: Progress, stack: ExitStack) -> None:
-        try:
-            stack.enter_context(progress.lease())
-        except BaseException as error:
-            self._failed = error
-
-    def ask(self) -> bytes:
-        self._thread.join(_ASK_SECONDS)
-        if self._failed is not None:
-            raise self._failed
-        return _WAIT if self._thread.is_alive() else _GO
+_FOUND, _TRAIN = b"found", b"train"
 
 
 def remove_empty_parents(folder: Path) -> None:

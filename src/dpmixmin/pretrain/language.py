@@ -65,6 +65,7 @@ def train(
     state: Progress | None = None,
     say: Callable[[str], None] = lambda line: None,
     ranks: Ranks | None = None,
+    private: bool = False,
 ) -> Curve:
     """Train in place, on the GPU if there is one; the model comes back on the CPU.
 
@@ -77,6 +78,7 @@ def train(
             run (settings, data or start differ) is not used. Left out, nowhere.
         say: takes the line that a saved state is gone on from.
         ranks: the processes that train together; left out, this one alone.
+        private: whether the mixture was learned without privacy: then the public log has steps only (loop.py).
 
     Raises:
         UserError: ``patience`` is set and nothing is held out.
@@ -85,7 +87,7 @@ def train(
     ranks = ranks or Ranks.single()
     training = _Training(model, sampler, heldout, settings, ranks)
     with fused_attention(model):
-        loop.run(training, state, ranks, say)
+        loop.run(training, state, ranks, say, private=private)
     return training.end()
 
 

@@ -50,7 +50,9 @@ class Training(Protocol):
         """Take over a state; return whether it was this training's, and change nothing if not."""
 
 
-def run(training: Training, state: Progress | None, ranks: Ranks, say: Callable[[str], None]) -> None:
+def run(
+    training: Training, state: Progress | None, ranks: Ranks, say: Callable[[str], None], *, private: bool = False
+) -> None:
     """Do the steps that are left.
 
     Args:
@@ -59,6 +61,8 @@ def run(training: Training, state: Progress | None, ranks: Ranks, say: Callable[
             nowhere.
         ranks: who trains.
         say: takes the line that a saved state is gone on from.
+        private: whether what is trained on tells of sensitive records: weights that were learned without privacy.
+            Then the public log has steps only, no loss and no time.
 
     Raises:
         Interrupted: a signal came; the state is saved.
@@ -67,7 +71,7 @@ def run(training: Training, state: Progress | None, ranks: Ranks, say: Callable[
         saved = ranks.led(lambda: (state.load() or (0, b""))[1])
         if saved and training.restore(saved) and ranks.leads:
             say(f"  going on after step {training.step}/{training.steps}")
-    lines, started = Steps(training.steps, start=training.step), time.monotonic()
+    lines, started = Steps(training.steps, private=private, start=training.step), time.monotonic()
     with held() as asked_to_stop:
         while not training.finished():
             with _others_there(ranks):

@@ -28,6 +28,7 @@ def train_mixture(
     state: str | Progress,
     say: Callable[[str], None],
     ranks: Ranks | None = None,
+    private: bool = False,
 ) -> Curve:
     """Train a model in place: documents packed to the context, a source drawn by its weight for every sequence.
 
@@ -42,6 +43,7 @@ def train_mixture(
         state: folder where the state is kept until the end; or a state that the caller deletes.
         say: takes the line that a saved state is gone on from.
         ranks: the processes that train together; left out, this one alone.
+        private: whether the mixture was learned without privacy: then the public log has steps only (loop.py).
     """
 
     def packed(documents: list) -> object:
@@ -51,7 +53,7 @@ def train_mixture(
     heldout = {name: packed(corpora[name].heldout) for name in weights}
     sampler = MixtureSampler(blocks, list(weights.values()), settings.batch, seed, settings.max_epochs)
     progress = state if isinstance(state, Progress) else Progress(Path(state))
-    curve = train(model, sampler, heldout, settings, state=progress, say=say, ranks=ranks)
+    curve = train(model, sampler, heldout, settings, state=progress, say=say, ranks=ranks, private=private)
     if progress is not state:
         progress.forget()
         remove_empty_parents(progress.folder)

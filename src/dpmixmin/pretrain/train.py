@@ -32,6 +32,7 @@ def train_public(
     *,
     state: Progress | None = None,
     ranks: Ranks | None = None,
+    private: bool = False,
 ) -> list[float]:
     """Train in place with Adam, on the GPU if there is one; reproducible from the public seed.
 
@@ -44,6 +45,7 @@ def train_public(
         state: where the state is kept from time to time and gone on from; the caller deletes it. A state of another
             run (settings, data or start differ) is not used. Left out, nowhere.
         ranks: the processes that train together; left out, this one alone.
+        private: whether the targets were learned without privacy: then the public log has steps only (loop.py).
 
     Returns:
         The loss at every step (public).
@@ -53,7 +55,7 @@ def train_public(
     """
     ranks = ranks or Ranks.single()
     training = _Training(model, features, targets, settings, seed, ranks, digested=state is not None)
-    loop.run(training, state, ranks, lambda line: print(line, file=sys.stderr, flush=True))
+    loop.run(training, state, ranks, lambda line: print(line, file=sys.stderr, flush=True), private=private)
     model.to("cpu")
     return training.losses
 

@@ -32,11 +32,11 @@ def take(path: Path, waiting: str) -> IO:
         Unsupported: no locks here.
     """
     while True:
-        path.parent.mkdir(parents=True, exist_ok=True)
         try:
+            path.parent.mkdir(parents=True, exist_ok=True)
             handle = open(path, "a")  # noqa: SIM115 (the caller closes it)
         except FileNotFoundError:
-            continue  # another job has just removed the empty folder
+            continue  # another job has just removed an empty folder above it
         try:
             _lock(handle, waiting)
             if _is_at(handle, path):

@@ -177,6 +177,10 @@ class Ledger:
         with self._lease(key, purpose.cell):
             found = self._take_over(key)
             self._sweep()
+            if found is not None and found.state == "reserved" and not _same(found, facts):
+                # Nothing was released, and a state of other settings, inputs or code is not gone on from.
+                self._void(found.id)
+                found = None
             if found is not None:
                 self._check_unchanged(found, facts)
             done = found is not None and found.state == "committed"
@@ -228,7 +232,7 @@ class Ledger:
         facts = self._facts(tuple(parts), purpose, split)
         key = artifacts.digest(facts["identity"])[:32]
         entry = self._awaited(entry_id, seconds)
-        if (entry.key, entry.facts["inputs_digest"]) != (key, facts["inputs_digest"]):
+        if entry.key != key or not _same(entry, facts):
             raise UserError(
                 f"{self.root}: the processes of one training were started with different configs, inputs or code; "
                 "start all of them from the same checkout"
@@ -389,6 +393,11 @@ class Ledger:
             others=None if self.cap is None else [entry.public() for entry in others],
             caveats=self.caveats,
         )
+
+
+def _same(entry: Entry, facts: dict[str, Any]) -> bool:
+    """Say whether an entry was reserved for these settings, inputs and code. In deploy its key does not tell."""
+    return all(entry.facts[key] == facts[key] for key in ("inputs_digest", "code"))
 
 
 def _caveats(private: Private) -> tuple[str, ...]:

@@ -18,7 +18,7 @@ from dpmixmin.data.fetch import say
 from dpmixmin.data.records import Records
 from dpmixmin.models import networks
 from dpmixmin.models.device import best
-from dpmixmin.paths import Paths
+from dpmixmin.paths import STUDY, Paths
 from dpmixmin.pretrain.durable import Work
 from dpmixmin.pretrain.inherited import statement_of
 from dpmixmin.pretrain.train import soft_targets, train_public
@@ -77,6 +77,9 @@ def _train(
     if mixture is not None:
         named = artifacts.read_json(f"{mixture.folder(paths)}/weights.json")["weights"]
         targets = soft_targets(axis_labels(sources, config), np.array([named[name] for name in config.axes]))
-        losses = train_public(model, sources.features, targets, config.pretrain, seed, state=state, ranks=ranks)
+        private = mixture.room == STUDY
+        losses = train_public(
+            model, sources.features, targets, config.pretrain, seed, state=state, ranks=ranks, private=private
+        )
     curve = pa.table({"step": pa.array(range(1, len(losses) + 1), pa.int64()), "loss": pa.array(losses, pa.float64())})
     return {"model.safetensors": networks.state_bytes(model), "loss.parquet": artifacts.parquet_bytes(curve)}

@@ -18,7 +18,7 @@ from dpmixmin.errors import UserError
 from dpmixmin.models import language
 from dpmixmin.models.card import pretrained_card
 from dpmixmin.models.device import best
-from dpmixmin.paths import Paths
+from dpmixmin.paths import STUDY, Paths
 from dpmixmin.pretrain.durable import Work
 from dpmixmin.pretrain.inherited import statement_of
 from dpmixmin.pretrain.language import Curve
@@ -92,8 +92,19 @@ def _train(
             raise UserError(
                 f"{mixture.folder(paths)}: weights of other sources than this run has; delete it, run again"
             )
+        private = mixture.room == STUDY
         curve = train_mixture(
-            model, corpus, weights, config.text, settings, end, seed=seed, state=state, say=say, ranks=ranks
+            model,
+            corpus,
+            weights,
+            config.text,
+            settings,
+            end,
+            seed=seed,
+            state=state,
+            say=say,
+            ranks=ranks,
+            private=private,
         )
     files = language.files(model, tokenizer.files(trained), "")
     files["loss.parquet"] = artifacts.parquet_bytes(curve_table(curve))
