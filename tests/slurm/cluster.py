@@ -19,7 +19,6 @@ import contextlib
 import fcntl
 import os
 import random
-import re
 import shutil
 import signal
 import socket
@@ -32,6 +31,8 @@ from pathlib import Path
 from string import Template
 from typing import IO
 
+from processes import MARK, alive, kill, kill_all, marked, step_daemons
+
 PACKAGES = {"munged": "munge", "slurmctld": "slurmctld", "slurmd": "slurmd", "srun": "slurm-client"}
 """Programs, and Debian's packages that bring them."""
 
@@ -40,7 +41,6 @@ NODES = {"cn1": "cpu", "gn1": "gpu"}
 
 _PREFIX = "dpmixmin-slurm-"
 _PATH = f"{os.environ.get('PATH', os.defpath)}:/usr/sbin:/sbin"
-_MARK = "DPMIXMIN_CLUSTER"
 _ENDED = ("BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY", "TIMEOUT")
 
 # KillWait is the time between SIGTERM and SIGKILL, at the end of the walltime and on scancel: a job saves its state in
@@ -198,7 +198,7 @@ class Cluster:
         """This process's variables for a command that is to talk to this cluster and to no other."""
         own = {k: v for k, v in os.environ.items() if not k.startswith(("SLURM_", "SBATCH_", "SRUN_", "SQUEUE_"))}
         path = f"{self.folder / 'bin'}:{_PATH}"
-        return own | {"SLURM_CONF": str(self.folder / "slurm.conf"), _MARK: self.folder.name, "PATH": path}
+        return own | {"SLURM_CONF": str(self.folder / "slurm.conf"), MARK: self.folder.name, "PATH": path}
 
     # What goes on.
 
@@ -227,7 +227,7 @@ class Cluster:
 
     def pids_of(self, job: int) -> list[int]:
         """Return the processes of a job: its script, Snakemake's, and the rule's own; none of Slurm's daemons."""
-        return [pid for pid, variables in _marked(self.folder) if variables.get("SLURM_JOB_ID") == str(job)]
+        return [pid for pid, variables in marked(self.folder) if variables.get("SLURM_JOB_ID") == str(job)]
 
     def wait(self, predicate: Callable[[], object], seconds: float, what: str = "the condition holds") -> object:
         """Ask five times a second until the answer is true, and return it.
@@ -303,18 +303,18 @@ class Cluster:
         back, and started once more under the same number, whatever `--no-requeue` says. A test that means another
         case waits six seconds after the start of a job.
         """
-        _kill(self.folder / "run" / "slurmctld.pid", "slurmctld", signal.SIGKILL)
+        kill(self.folder / "run" / "slurmctld.pid", "slurmctld", signal.SIGKILL)
 
     def start_controller(self) -> None:
         """Start slurmctld from its saved state, as after a restart; returns when it answers and knows its nodes."""
         self._run("slurmctld")
         self.wait(self._answers, 60, "the controller answers")
-        working = [node for node in NODES if _alive(self.folder / "run" / f"slurmd.{node}.pid", "slurmd")]
+        working = [node for node in NODES if alive(self.folder / "run" / f"slurmd.{node}.pid", "slurmd")]
         self.wait(lambda: not any("unknown" in self.nodes()[node] for node in working), 60, "the nodes have answered")
 
     def kill_node_daemon(self, node: str) -> None:
         """End a node's slurmd with SIGKILL. Its jobs go on, even when the controller takes them for failed later."""
-        _kill(self.folder / "run" / f"slurmd.{node}.pid", "slurmd", signal.SIGKILL)
+        kill(self.folder / "run" / f"slurmd.{node}.pid", "slurmd", signal.SIGKILL)
 
     def start_node_daemon(self, node: str) -> None:
         """Start a node's slurmd; it finds the jobs that still run, and a node that was down becomes idle."""
@@ -324,8 +324,8 @@ class Cluster:
         """Cut a node's power: its daemon and all processes of its jobs end at once, and it answers no more."""
         jobs = [job.id for job in self.jobs() if job.node == node and not job.ended]
         self.kill_node_daemon(node)
-        daemons = [pid for job, pid in _step_daemons(self.folder) if job in jobs]
-        _kill_all(daemons + [pid for job in jobs for pid in self.pids_of(job)])
+        daemons = [pid for job, pid in step_daemons(self.folder) if job in jobs]
+        kill_all(daemons + [pid for job in jobs for pid in self.pids_of(job)])
 
     # How it is made.
 
@@ -419,73 +419,9 @@ def _end_leftovers() -> None:
 
 def _end(folder: Path) -> None:
     """End every process of the cluster in a folder, jobs first, and remove the folder."""
-    _kill_all([pid for pid, variables in _marked(folder) if "SLURM_JOB_ID" in variables])
+    kill_all([pid for pid, variables in marked(folder) if "SLURM_JOB_ID" in variables])
     for daemon in ("slurmd.cn1", "slurmd.gn1", "slurmctld", "munged"):
-        _kill(folder / "run" / f"{daemon}.pid", daemon.partition(".")[0], signal.SIGTERM)
+        kill(folder / "run" / f"{daemon}.pid", daemon.partition(".")[0], signal.SIGTERM)
     # What is left: daemons of steps, which wait for a controller that is gone, and what a job has detached.
-    _kill_all([pid for _, pid in _step_daemons(folder)] + [pid for pid, _ in _marked(folder)])
+    kill_all([pid for _, pid in step_daemons(folder)] + [pid for pid, _ in marked(folder)])
     shutil.rmtree(folder, ignore_errors=True)
-
-
-def _alive(pid_file: Path, name: str) -> int | None:
-    """Return the process of a pid file if it works and has this name: numbers are used again."""
-    with contextlib.suppress(FileNotFoundError, ValueError):
-        pid = int(pid_file.read_text())
-        if _name(pid) == name:
-            return pid
-    return None
-
-
-def _kill(pid_file: Path, name: str, how: signal.Signals) -> None:
-    """Send a signal to the process of a pid file, and SIGKILL where it still works after five seconds."""
-    for number in (how, signal.SIGKILL):
-        if pid := _alive(pid_file, name):
-            _kill_all([pid], number)
-
-
-def _name(pid: int) -> str:
-    """Return a process's name; empty if it has ended."""
-    try:
-        text = Path(f"/proc/{pid}/stat").read_text()
-    except OSError:
-        return ""
-    inside, after = text[text.index("(") + 1 :].rsplit(")", 1)
-    return "" if after.split()[0] in "ZX" else inside
-
-
-def _kill_all(pids: list[int], how: signal.Signals = signal.SIGKILL) -> None:
-    """Send a signal to processes and wait until they have ended, at most five seconds."""
-    for pid in pids:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, how)
-    deadline = time.monotonic() + 5
-    while any(_name(pid) for pid in pids) and time.monotonic() < deadline:
-        time.sleep(0.02)
-
-
-def _processes() -> list[Path]:
-    """Return the folders that describe all processes but this one."""
-    return [p for p in Path("/proc").iterdir() if p.name.isdigit() and int(p.name) != os.getpid()]
-
-
-def _marked(folder: Path) -> list[tuple[int, dict[str, str]]]:
-    """Return the processes that carry a cluster's mark, and their variables."""
-    found = []
-    for process in _processes():
-        with contextlib.suppress(OSError):
-            text = (process / "environ").read_bytes().decode(errors="replace")
-            variables = dict(item.split("=", 1) for item in text.split("\0") if "=" in item)
-            if variables.get(_MARK) == folder.name:
-                found.append((int(process.name), variables))
-    return found
-
-
-def _step_daemons(folder: Path) -> list[tuple[int, int]]:
-    """Return job and process of every slurmstepd of a cluster: they overwrite their variables, but not their place."""
-    found = []
-    for process in _processes():
-        with contextlib.suppress(OSError):
-            title = re.match(r"slurmstepd: \[(\d+)\.", (process / "cmdline").read_text(errors="replace"))
-            if title and (process / "cwd").readlink().is_relative_to(folder):
-                found.append((int(title[1]), int(process.name)))
-    return found

@@ -13,6 +13,7 @@ from pathlib import Path
 import cluster as module
 import pytest
 from cluster import Cluster, UnavailableError
+from processes import name_of
 
 pytestmark = pytest.mark.slurm
 
@@ -137,7 +138,7 @@ def test_where_it_cannot_be_had_it_says_what_is_missing(monkeypatch):
 
 
 def alive(pid: int) -> bool:
-    return module._name(pid) != ""
+    return name_of(pid) != ""
 
 
 def daemons(folder: Path) -> list[int]:

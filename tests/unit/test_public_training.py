@@ -7,15 +7,18 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
+from dpmixmin import progress
 from dpmixmin.data.corpora import Corpus
 from dpmixmin.errors import UserError
-from dpmixmin.models import language
+from dpmixmin.models import language, networks
 from dpmixmin.models.scoring import score
 from dpmixmin.pretrain import language as pretrain
 from dpmixmin.pretrain.language import Curve
 from dpmixmin.pretrain.packing import MixtureSampler, pack
 from dpmixmin.pretrain.texts import curve_table, sampled, train_mixture
+from dpmixmin.pretrain.train import train_public
 from dpmixmin.privacy.access import Progress
+from dpmixmin.sections import Network
 from dpmixmin.text_sections import LanguageModel, Text
 
 CONTEXT, VOCABULARY, END = 8, 20, 0
@@ -362,3 +365,18 @@ def test_the_report_of_a_mixture_says_how_often_each_source_was_read(tmp_path):
 def test_a_source_without_a_block_is_named(tmp_path):
     with pytest.raises(UserError, match="source empty"):
         trained("empty", [np.zeros(0, np.int32)] * 4, tmp_path)
+
+
+@pytest.mark.parametrize("private", [False, True])
+def test_a_training_on_weights_learned_without_privacy_says_steps_only(private, monkeypatch, capsys):
+    """Its loss, and how long it takes, tell of the sensitive records behind the weights; the log is public."""
+    monkeypatch.setattr(progress, "LINE_SECONDS", 0.0)
+    rng = np.random.default_rng(0)
+    features, targets = rng.normal(size=(50, 4)).astype(np.float32), rng.uniform(size=(50, 1)).astype(np.float32)
+    settings = Network(hidden=4, steps=100, batch=20)
+    train_public(networks.mlp(4, 4, 1), features, targets, settings, 0, private=private)
+    lines = capsys.readouterr().err.splitlines()
+    if private:
+        assert lines == [f"  step {step}/100" for step in range(10, 101, 10)]
+    else:
+        assert any("public loss" in line for line in lines)
