@@ -125,10 +125,10 @@ def test_charging_aborted_attempts_restates_every_release_and_draws_nothing(copy
 
 def test_an_error_inside_a_mechanism_never_shows_its_text(copy):
     """Exception texts may hold private values: only the kind and the place are public (rule 20)."""
-    loop = "    for step in range(saved[0] if saved else 0, spec.steps):"
+    loop = "        for step in range(done, spec.steps):"
     module = copy.path / "src/dpmixmin/finetune/dp_sgd.py"
     times = module.stat().st_atime_ns, module.stat().st_mtime_ns
-    copy.edit("src/dpmixmin/finetune/dp_sgd.py", loop, f"    raise ValueError('SECRET')\n{loop}")
+    copy.edit("src/dpmixmin/finetune/dp_sgd.py", loop, f"        raise ValueError('SECRET')\n{loop}")
     # The public tuning stage uses this code too, and would fail first: hide the edit from Snakemake.
     os.utime(module, ns=times)
     shutil.rmtree(copy.path / "results/mini/released/finetuned")
@@ -148,7 +148,7 @@ def test_an_error_inside_a_mechanism_never_shows_its_text(copy):
     assert copy.ledger_events()[-1]["event"] == "void"
 
 
-@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
+@pytest.mark.parametrize("how", [signal.SIGKILL, pytest.param(signal.SIGINT, marks=pytest.mark.ci)])
 def test_killed_runs_finish_with_the_same_command_and_release_nothing_twice(finished, tmp_path, how):
     copy = finished.clone(tmp_path / "killed")
     for folder in ("results", ".snakemake", ".ledger"):

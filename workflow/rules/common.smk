@@ -41,7 +41,13 @@ RUN_LOCK = hold_while_running()
 
 # What only this user may see: sensitive tables, Snakemake's and Slurm's records of the jobs that read them, and the
 # times of log lines: how long such a job takes may tell the number of records.
-PRIVATE_FOLDERS = [".snakemake", "logs", f"{PATHS.base}/logs", f"{PATHS.base}/private"]
+PRIVATE_FOLDERS = [
+    ".snakemake",
+    "logs",
+    f"{PATHS.base}/logs",
+    f"{PATHS.base}/private",
+    f"{PATHS.base}/private/benchmarks",
+]
 for folder in PRIVATE_FOLDERS + ([f"{PATHS.base}/study"] if CONFIG.mode == "study" else []):
     os.makedirs(folder, mode=0o700, exist_ok=True)
     os.chmod(folder, 0o700)
