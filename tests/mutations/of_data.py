@@ -173,6 +173,14 @@ DATA = (
     ),
     Mutant(
         12,
+        "processes read different tables",
+        "dpmixmin/finetune/charged.py",
+        "ranks.check(same=names.encode(), ",
+        "ranks.check(same=bytes(64), ",
+        ("tests/privacy/test_ranks_resume.py::test_rule_12_processes_that_see_different_tables_do_not_train",),
+    ),
+    Mutant(
+        12,
         "every process trains on all units",
         "dpmixmin/finetune/charged.py",
         "ranks.own(split.open_part(access, paths, wanted, cell.seed))",

@@ -60,6 +60,7 @@ SCENARIOS = {
     "the leader killed": ("made", 2, {0: signal.SIGKILL}),
     "a follower leads": ("the leader killed", 1, {}),
     "refused": ("two", 2, {}),
+    "another table": ("made", 2, {}),
 }
 """Whose folder is copied; how many processes; who gets which signal in the middle of step MIDDLE."""
 
@@ -103,6 +104,12 @@ def make(home: Path) -> None:
         artifacts.unrestrict_for_tests()
 
 
+def renamed(home: Path) -> None:
+    """Give the table of records the name of one that was made again."""
+    (path,) = home.glob("results/*/private/records/manifest.json")
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"artifact": "0" * 32}))
+
+
 def work(home: Path, rank: int, at: signal.Signals | None, config: str) -> int:
     """Run the stage in this process, without noise and coins; what it did is told in a file."""
     seen = {"steps": 0, "units": None, "written": []}
@@ -143,6 +150,9 @@ def fork(home: Path, rank: int, world: int, port: int, at: signal.Signals | None
         if world > 1:
             os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(world), "LOCAL_RANK": str(rank)}
             os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+        if rank and home.parent.joinpath("another table").exists():
+            home = Path(shutil.copytree(home, home.with_name("node 2")))
+            renamed(home)
         os.chdir(home)
         said = os.open(home.parent / f"said {rank}", os.O_WRONLY | os.O_CREAT)
         os.dup2(said, 1), os.dup2(said, 2)
@@ -186,6 +196,8 @@ def serve(folder: Path) -> None:
             free.bind(("127.0.0.1", 0))
             port = free.getsockname()[1]
         config = "other.yaml" if name == "refused" else "config.yaml"
+        if name == "another table":
+            (stage / name).touch()
         children = [fork(home, rank, world, port, signals.get(rank), config) for rank in range(world)]
         statuses = [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
         (stage / "statuses").write_text(json.dumps(statuses))
@@ -324,6 +336,15 @@ def test_rule_18_a_refused_reservation_ends_all_processes_with_one_line(played):
     assert [text.count("\n") for text in refused.said] == [1, 0]
     assert refused.events == played("two").events
     assert [seen["units"] for seen in refused.seen] == [None, None]
+
+
+def test_rule_12_processes_that_see_different_tables_do_not_train(played):
+    """Whose unit is whose follows from the order of the table, so one unit could be trained on twice."""
+    refused = played("another table")
+    assert refused.statuses == [1, 1]
+    assert "give all the same inputs" in refused.said[0]
+    assert [seen["steps"] for seen in refused.seen] == [0, 0]
+    assert refused.history == ["reserved", "void"]
 
 
 if __name__ == "__main__":
