@@ -62,7 +62,7 @@ test-ci: install ## Run the language-model pipeline in miniature, slow workflow 
 # Debian's packages are installed where they are missing and may be. Root must be able to have a cluster, or the tests
 # fail; for others they are skipped. Either way they name what is missing.
 SLURM := munged slurmctld slurmd srun
-test-slurm: install ## Run `snakemake --profile slurm` on a real Slurm on this machine, and break it (root, Debian)
+test-slurm: install ## Run `snakemake --profile slurm` on a real Slurm on this machine, and break it (root, Debian; 20 minutes)
 	@missing=; for program in $(SLURM); do PATH="$$PATH:/usr/sbin" command -v $$program > /dev/null || missing=1; done; \
 	if [ -n "$$missing" ] && [ "$$(id -u)" = 0 ] && command -v apt-get > /dev/null; then apt-get -qq update && \
 	  DEBIAN_FRONTEND=noninteractive apt-get -qq install --no-install-recommends slurmctld slurmd slurm-client munge; fi
