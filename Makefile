@@ -55,18 +55,23 @@ mail-full: install ## The same with three seeds and every cell (hours)
 test: install lint ## Pass the tests
 	$(BIN)/python -m pytest
 
-test-ci: install ## Run the language-model pipeline in miniature, slow workflow tests, and test-slurm (about 30 minutes)
-	$(BIN)/python -m pytest -m ci
+# Debian's packages that only tests need: installed where they are missing and may be. Root must be able to have them, or
+# the tests fail; for others they are skipped. Either way they name what is missing.
+define install-missing
+	@missing=; for program in $(1); do PATH="$$PATH:/usr/sbin" command -v $$program > /dev/null || missing=1; done; \
+	if [ -n "$$missing" ] && [ "$$(id -u)" = 0 ] && command -v apt-get > /dev/null; then apt-get -qq update && \
+	  DEBIAN_FRONTEND=noninteractive apt-get -qq install --no-install-recommends $(2); fi
+endef
+MUST := $$([ "$$(id -u)" = 0 ] && echo 1)
+
+test-ci: install ## Run language models in miniature, slow workflow tests, a browser on the pages, and test-slurm (30 minutes)
+	$(call install-missing,chromium chromedriver,chromium chromium-driver)
+	DPMIXMIN_NEEDS_BROWSER=$(MUST) $(BIN)/python -m pytest -m ci
 	$(MAKE) test-slurm
 
-# Debian's packages are installed where they are missing and may be. Root must be able to have a cluster, or the tests
-# fail; for others they are skipped. Either way they name what is missing.
-SLURM := munged slurmctld slurmd srun
 test-slurm: install ## Run `snakemake --profile slurm` on a real Slurm on this machine, and break it (root, Debian; 20 minutes)
-	@missing=; for program in $(SLURM); do PATH="$$PATH:/usr/sbin" command -v $$program > /dev/null || missing=1; done; \
-	if [ -n "$$missing" ] && [ "$$(id -u)" = 0 ] && command -v apt-get > /dev/null; then apt-get -qq update && \
-	  DEBIAN_FRONTEND=noninteractive apt-get -qq install --no-install-recommends slurmctld slurmd slurm-client munge; fi
-	DPMIXMIN_NEEDS_SLURM=$$([ "$$(id -u)" = 0 ] && echo 1) $(BIN)/python -m pytest -m slurm
+	$(call install-missing,munged slurmctld slurmd srun,slurmctld slurmd slurm-client munge)
+	DPMIXMIN_NEEDS_SLURM=$(MUST) $(BIN)/python -m pytest -m slurm
 
 test-slow: install ## Break every privacy rule on purpose, and pass the slow statistics (about 15 minutes)
 	$(BIN)/python -m pytest -m slow
