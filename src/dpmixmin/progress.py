@@ -24,7 +24,7 @@ import sys
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
@@ -48,6 +48,9 @@ _RULES = {
     "release": "write_bundle",
 }
 """Stages whose rule, and so whose log, has another name."""
+
+_rehearsals = 0
+"""How many :func:`rehearsal` blocks this is in."""
 
 _job: _Job | None = None
 """What this process works on, after :func:`begin`."""
@@ -94,7 +97,7 @@ class Steps:
             if now - self._samples[-1][0] >= _SAMPLE_SECONDS:
                 self._samples.append((now, step))
             if self._private:
-                if self.total >= TENTHS_FROM and step % (self.total // 10) == 0:
+                if not _rehearsals and self.total >= TENTHS_FROM and step % (self.total // 10) == 0:
                     self._say_tenth()
             elif now - self._said >= LINE_SECONDS:
                 self._said = now
@@ -119,6 +122,17 @@ class Steps:
 
     def _place(self) -> str:
         return f"  {self.unit} {self.step}/{self.total}"
+
+
+@contextlib.contextmanager
+def rehearsal() -> Iterator[None]:
+    """Let mechanisms that are tried on public records say nothing: the loop over the trials does."""
+    global _rehearsals
+    _rehearsals += 1
+    try:
+        yield
+    finally:
+        _rehearsals -= 1
 
 
 def begin(folder: str | Path, job: str, cells: Collection = (), *, stage: str = "") -> None:

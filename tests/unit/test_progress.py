@@ -211,3 +211,13 @@ def test_a_job_is_called_like_its_log():
 )
 def test_durations_are_short(seconds, text):
     assert progress.duration(seconds) == text
+
+
+def test_a_mechanism_that_is_tried_on_public_records_says_nothing(capsys):
+    for _ in range(2):
+        with progress.rehearsal():
+            for step in range(1, 101):
+                progress.Steps(100, private=True).at(step)
+        assert capsys.readouterr().err == ""
+    progress.Steps(100, private=True).at(10)
+    assert capsys.readouterr().err == "  step 10/100\n"

@@ -95,7 +95,9 @@ class Trials:
         key = artifacts.digest(name)
         if key not in self._kept:
             # As it will be read, so that a run that goes on and one that was never killed find the same.
-            self._kept[key] = self._new[key] = json.loads(json.dumps(compute()))
+            with progress.rehearsal():
+                found = compute()
+            self._kept[key] = self._new[key] = json.loads(json.dumps(found))
             if time.monotonic() - self._written >= _SECONDS:
                 self._write()
             self._steps.at(len(self._kept), lambda: _words(name, self._kept[key]))
