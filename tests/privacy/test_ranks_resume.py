@@ -7,6 +7,7 @@ and coins: test_ranks.py.
 """
 
 import contextlib
+import fcntl
 import json
 import os
 import re
@@ -15,7 +16,9 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 import traceback
+from datetime import timedelta
 from pathlib import Path
 
 import numpy as np
@@ -29,7 +32,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from deployment import checkout, make_settings, manifest, raw_config
 
-from dpmixmin import artifacts, interrupt
+from dpmixmin import artifacts, interrupt, ranks
 from dpmixmin.__main__ import main
 from dpmixmin.cells import cells_of
 from dpmixmin.config import validate
@@ -61,6 +64,7 @@ SCENARIOS = {
     "a follower leads": ("the leader killed", 1, {}),
     "refused": ("two", 2, {}),
     "another table": ("made", 2, {}),
+    "waits": ("all stopped", 2, {}),
 }
 """Whose folder is copied; how many processes; who gets which signal in the middle of step MIDDLE."""
 
@@ -175,6 +179,21 @@ def warm() -> None:
     dp_sgd.fine_tune(sums, spec, 0.1, NoiseSource())
 
 
+@contextlib.contextmanager
+def leased(stage: Path):
+    """Work on the release for longer than ranks have patience, as a job that outlived its Snakemake does."""
+    usual = ranks.PATIENCE, ranks._ASK_SECONDS
+    ranks.PATIENCE, ranks._ASK_SECONDS = timedelta(seconds=6), 0.5
+    (lock,) = stage.glob("vault/clinic/leases/*.lock")
+    with open(lock, "a") as handle:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+        time.sleep(9)
+        # The children have this handle too, and a lease ends when it is given back, not when one of them closes it.
+        fcntl.flock(handle, fcntl.LOCK_UN)
+    ranks.PATIENCE, ranks._ASK_SECONDS = usual
+
+
 def serve(folder: Path) -> None:
     """Play every scenario, one after the other."""
     (folder / "made").mkdir()
@@ -198,7 +217,8 @@ def serve(folder: Path) -> None:
         config = "other.yaml" if name == "refused" else "config.yaml"
         if name == "another table":
             (stage / name).touch()
-        children = [fork(home, rank, world, port, signals.get(rank), config) for rank in range(world)]
+        with leased(stage) if name == "waits" else contextlib.nullcontext():
+            children = [fork(home, rank, world, port, signals.get(rank), config) for rank in range(world)]
         statuses = [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
         (stage / "statuses").write_text(json.dumps(statuses))
         shutil.copytree(stage, folder / name)
@@ -345,6 +365,14 @@ def test_rule_12_processes_that_see_different_tables_do_not_train(played):
     assert "give all the same inputs" in refused.said[0]
     assert [seen["steps"] for seen in refused.seen] == [0, 0]
     assert refused.history == ["reserved", "void"]
+
+
+def test_processes_wait_for_another_job_longer_than_they_would_for_each_other(played):
+    waited = played("waits")
+    assert waited.statuses == [0, 0], waited.said
+    assert "waiting for another job" in waited.said[0]
+    assert [seen["steps"] for seen in waited.seen] == [STEPS - MIDDLE] * 2
+    assert waited.history == ["reserved", "committed"]
 
 
 if __name__ == "__main__":
