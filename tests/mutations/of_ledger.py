@@ -103,7 +103,7 @@ LEDGER = (
         LEASE,
         "            if _is_at(handle, path):\n",
         "            if True:\n",
-        (f"{INTERRUPTED}::test_a_lease_whose_file_is_removed_holds_one_owner_at_a_time",),
+        ("tests/privacy/test_lease.py::test_a_lease_whose_file_is_removed_holds_one_owner_at_a_time",),
     ),
     Mutant(
         23,

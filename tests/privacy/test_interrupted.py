@@ -3,7 +3,6 @@
 import contextlib
 import dataclasses
 import errno
-import fcntl
 import json
 import os
 import signal
@@ -16,7 +15,7 @@ from test_ledger import MIX, SPLIT, states
 from test_ledger_processes import start
 
 from dpmixmin import atomic, interrupt
-from dpmixmin.errors import UserError, disk_failure
+from dpmixmin.errors import disk_failure
 from dpmixmin.privacy.access import Progress
 from dpmixmin.privacy.ledger import Derive, Ledger
 
@@ -109,65 +108,6 @@ def test_a_state_that_cannot_be_saved_ends_no_training_and_is_told_once(tmp_path
     monkeypatch.setattr(os, "replace", failing_after(os.replace, 0, PermissionError(errno.EACCES, "no")))
     with pytest.raises(PermissionError):
         progress.save(5, lambda: b"5")
-
-
-# -- leases ---------------------------------------------------------------------------------------------------
-
-
-def test_a_lease_whose_file_is_removed_holds_one_owner_at_a_time(tmp_path):
-    inside, most, done = [], [], []
-
-    def work():
-        for _ in range(15):
-            with Progress(tmp_path / "states" / "one").lease():
-                inside.append(1)
-                most.append(len(inside))
-                time.sleep(0.001)
-                inside.pop()
-        done.append(1)
-
-    threads = [threading.Thread(target=work) for _ in range(6)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert len(done) == 6
-    assert max(most) == 1
-    assert list((tmp_path / "states").iterdir()) == []
-
-
-def test_a_second_job_waits_for_the_lease_of_a_state_and_a_killed_owner_frees_it(tmp_path):
-    script = (
-        "import sys, time; from pathlib import Path; from dpmixmin.privacy.access import Progress\n"
-        "with Progress(Path(sys.argv[1])).lease():\n    print('held', flush=True); time.sleep(float(sys.argv[2]))"
-    )
-    first = start(script, tmp_path / "state", 60)
-    assert first.stdout.readline() == "held\n"
-    second = start(script, tmp_path / "state", 0)
-    assert second.stderr.readline().startswith("waiting for another job that works on")
-    assert second.poll() is None
-    first.kill()
-    out, _ = second.communicate(timeout=60)
-    first.communicate(timeout=60)
-    assert (out, second.returncode) == ("held\n", 0)
-    assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.parametrize("number", [errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP])
-def test_a_filesystem_without_locks_is_refused_for_the_ledger_and_told_for_a_state(
-    number, ledger, tmp_path, monkeypatch, capsys
-):
-    def unlockable(handle, flags):
-        raise OSError(number, os.strerror(number))
-
-    monkeypatch.setattr(fcntl, "flock", unlockable)
-    with pytest.raises(UserError, match=r"ledger\.path: .* `flock`") as caught, ledger.open(("mixing",), MIX, SPLIT):
-        pass
-    assert "\n" not in str(caught.value)
-    assert ledger.entries() == []
-    with Progress(tmp_path / "state").lease():
-        pass
-    assert "no file locks here" in capsys.readouterr().err
 
 
 # -- signals --------------------------------------------------------------------------------------------------

@@ -35,8 +35,11 @@ def take(path: Path, waiting: str) -> IO:
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             handle = open(path, "a")  # noqa: SIM115 (the caller closes it)
-        except FileNotFoundError:
-            continue  # another job has just removed an empty folder above it
+        except (FileNotFoundError, FileExistsError):
+            # Another job has just removed an empty folder above it, or while mkdir looked whether it is one.
+            if path.parent.is_file():
+                raise
+            continue
         try:
             _lock(handle, waiting)
             if _is_at(handle, path):
